@@ -6,9 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from penstock._formats.options import file_options
 from penstock._tables.read.checkpoint_files import Checkpoint, LoggedBatch
 from penstock.sources.base import OpenedSource
 from penstock.sources.delta.source import DeltaStream
+from penstock.sources.files.listing import FileRoots
 from penstock.sources.files.source import FileStream
 from penstock.sources.kafka.source import KafkaStream
 
@@ -96,8 +98,11 @@ class PaperTable(DeltaStream):
 
 
 class PaperFolder(FileStream):
-    """The folder `/in`; files are looked for on the local disk."""
+    """Folders; files are looked for on the local disk. Without any, it reads every file."""
 
-    def __init__(self) -> None:
-        OpenedSource.__init__(self, _NO_ROWS, name="files /in", unit="files")
+    def __init__(self, *folders: str) -> None:
+        OpenedSource.__init__(self, _NO_ROWS, name=f"files {folders}", unit="files")
         self._spark: Any = None
+        if folders:
+            options = file_options({"format": "text"}, has_schema=True, streaming=True)
+            self._roots = FileRoots(self._spark, folders, options)

@@ -11,7 +11,7 @@ from paper_sources import TABLE_ID, PaperFolder, PaperTable, PaperTopics, checkp
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
 from penstock.sources.base import EARLIEST, OpenedSource, Range, RangeReport, parse_start
-from penstock.sources.flow import distinct, resolve_range
+from penstock.sources.flow import distinct, resolve_range, source_history, start_position
 from penstock.sources.kinesis.offsets import Offset, Position
 from penstock.sources.kinesis.source import KinesisStream
 
@@ -99,6 +99,21 @@ def test_files_of_a_range_are_selected_by_time_and_name(tmp_path: Path):
     position, (report,) = resolve(folder, None, None)
     assert (report.count, position["modified_before"]) == (3, "1970-01-01T00:00:30.001Z")
     assert refused(folder, None, None, "x*") == "BACKFILL_RANGE_INVALID"
+
+
+def test_two_folders_of_a_flow_are_counted_apart(tmp_path: Path):
+    taken = {"file:///a/1.json": 10_000, "file:///a/2.json": 20_000, "file:///b/3.json": 30_000}
+    done = checkpoint(tmp_path, {}, {}, files=taken)
+    folders = [PaperFolder("/a"), PaperFolder("/b/../b/")]
+    _, starts = start_position(folders, EARLIEST, [done], 90_000)
+    assert [start.again for start in starts] == [2, 1]
+    wanted = Range(flow="flow", begin=EARLIEST, end=None, files=None, now_ms=90_000)
+    position, reports = resolve_range(folders, wanted, done)
+    assert [report.count for report in reports] == [2, 1]
+    # One time for both: it must not leave out files of the other.
+    assert position["modified_before"] == "1970-01-01T00:00:30.001Z"
+    history = source_history(folders, EARLIEST, [done], 90_000)[1]
+    assert [report.missing[:9] for report in history] == ["2 file(s)", "1 file(s)"]
 
 
 def test_range_of_shards_must_end_before_the_position_of_the_flow(tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._formats.options import ANY_AGE
+from penstock._formats.options import ANY_AGE, file_options
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
 from penstock._model.size import plural
@@ -40,7 +40,7 @@ from penstock.sources.files.discovery import Discovery
 from penstock.sources.files.inbox import FileInbox
 from penstock.sources.files.key_inbox import KeyInbox
 from penstock.sources.files.lag import UNKNOWN_FILES, PendingFiles
-from penstock.sources.files.listing import file_name, file_name_of_uri, in_range
+from penstock.sources.files.listing import FileRoots, file_name, file_name_of_uri, in_range
 from penstock.sources.files.name_inbox import NameInbox
 from penstock.sources.files.opening import (
     EXISTING,
@@ -95,7 +95,10 @@ class FileSource(Source):
         limits = (read.position.get(key) for key in ("files", "modified_after", "modified_before"))
         for condition in in_range(*limits):
             rows = rows.where(condition)
-        return FileStream(rows, read.spark, name=name, paths=read.paths)
+        names = {k: v for k, v in read.options.items() if k.lower() == "pathglobfilter"}
+        chosen = file_options({**names, "format": "text"}, has_schema=True, streaming=True)
+        roots = FileRoots(read.spark, read.paths, chosen) if read.paths else None
+        return FileStream(rows, read.spark, name=name, paths=read.paths, roots=roots)
 
 
 class AutoLoaderSource(FileSource):
@@ -127,12 +130,20 @@ class FileStream(OpenedSource):
     """A stream of files, by the time of their last change."""
 
     has_files = True
+    _roots: FileRoots | None = None
 
     def __init__(
-        self, rows: DataFrame, spark: SparkSession, *, name: str, paths: Sequence[str] = ()
+        self,
+        rows: DataFrame,
+        spark: SparkSession,
+        *,
+        name: str,
+        paths: Sequence[str] = (),
+        roots: FileRoots | None = None,
     ) -> None:
         super().__init__(rows, name=name, unit="files")
         self.paths = paths
+        self._roots = roots
         self._spark = spark
         self._lag = PendingFiles(spark)
 
@@ -148,7 +159,7 @@ class FileStream(OpenedSource):
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
         since = first_ms(at, now_ms, "files")
-        taken = _taken_by(done).values()
+        taken = self._own(_taken_by(done)).values()
         again = len([1 for changed in taken if since is None or changed >= since])
         if since is None:
             return {"from_the_start": True}, self.start_report(again, 0, done)
@@ -165,7 +176,7 @@ class FileStream(OpenedSource):
             before = first_ms(wanted.end, wanted.now_ms, "files") or 0
         taken = [
             path
-            for path, changed in read.items()
+            for path, changed in self._own(read).items()
             if (since is None or changed >= since)
             and changed < before
             and _is_named(path, wanted.files)
@@ -202,7 +213,7 @@ class FileStream(OpenedSource):
         after = position.get("modified_after")
         gone = [
             path
-            for path, changed in _taken_by(done).items()
+            for path, changed in self._own(_taken_by(done)).items()
             if (after is not None and iso(changed) <= after)
             or not StorageFiles(self._spark).exists(_file_of(path))
         ]
@@ -214,6 +225,15 @@ class FileStream(OpenedSource):
             )
         return position, replace(report, missing=missing)
 
+    def _own(self, taken: Mapping[str, int]) -> dict[str, int]:
+        """Without the files that only other streams of the query read."""
+        roots = self._roots
+        return {
+            path: changed
+            for path, changed in taken.items()
+            if roots is None or roots.includes(_file_of(path))
+        }
+
 
 class AutoLoaderStream(FileStream):
     """A stream of files that Auto Loader has opened."""
@@ -221,7 +241,8 @@ class AutoLoaderStream(FileStream):
     def __init__(
         self, rows: DataFrame, opened: OpenedFiles, *, paths: Sequence[str], flow: str
     ) -> None:
-        super().__init__(rows, opened.spark, name=f"files {', '.join(paths)}", paths=paths)
+        name = f"files {', '.join(paths)}"
+        super().__init__(rows, opened.spark, name=name, paths=paths, roots=opened.roots)
         self.opened = opened
         self._flow = flow
         self._inbox: FileInbox | None = None
