@@ -54,6 +54,18 @@ def test_start_counts_rows_that_are_read_again_or_skipped(tmp_path: Path):
     assert position == {"offsets": {"t": {"0": 4, "1": 9}, "new": {"0": 7}}}
 
 
+@pytest.mark.parametrize(
+    ("read", "after"), [(110_000, "59.999"), (120_100, "00.100"), (999_000, "00.699")]
+)
+def test_latest_files_include_those_of_the_same_second_that_were_not_read(
+    tmp_path: Path, read: int, after: str
+):
+    at = StartPosition(kind=StartKind.LATEST)
+    done = checkpoint(tmp_path, {}, files={"file:///in/a": read})
+    position, _ = PaperFolder().start(at, [done], 120_700)
+    assert position["modified_after"].endswith(f":{after}Z")
+
+
 def test_start_that_a_source_does_not_support_is_named(tmp_path: Path):
     at = parse_start('{"t": {"0": 4}}')
     for source, reason in ((PaperTable(), "a Delta table has"), (PaperFolder(), "files have")):

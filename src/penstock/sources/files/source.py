@@ -22,6 +22,7 @@ from penstock.sources.base import (
     RangeReport,
     Read,
     Source,
+    StartKind,
     StartPosition,
     StartReport,
     first_ms,
@@ -160,6 +161,9 @@ class FileStream(OpenedSource):
     ) -> tuple[Position, StartReport]:
         since = first_ms(at, now_ms, "files")
         taken = self._own(_taken_by(done)).values()
+        if at.kind is StartKind.LATEST:
+            # S3 keeps whole seconds: a file that comes later may have an earlier time.
+            since = min(now_ms, max(now_ms // 1000 * 1000, max(taken, default=0) + 1))
         again = len([1 for changed in taken if since is None or changed >= since])
         if since is None:
             return {"from_the_start": True}, self.start_report(again, 0, done)
