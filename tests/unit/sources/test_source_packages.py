@@ -61,6 +61,12 @@ def test_a_package_adds_a_format(site: Path):
     assert type(registry.source_of("tapes")) is registry.SparkSource
 
 
+@pytest.mark.parametrize("file_format", ["JSON", "binaryFile"])
+def test_streams_of_files_read_files_of_any_age(file_format: str):
+    checked = registry.source_of(file_format).check_options({}, is_stream=True)
+    assert checked == {"maxFileAge": "3650000d"}
+
+
 @pytest.mark.parametrize(
     ("value", "problem"),
     [

@@ -71,7 +71,7 @@ _EXISTING_FILES = ("includeexistingfiles", "cloudfiles.includeexistingfiles")
 class FileSource(Source):
     """Spark's own streams of files, and batches of them."""
 
-    formats: ClassVar[Sequence[str]] = FORMATS
+    formats: ClassVar[Sequence[str]] = (*FORMATS, "binaryFile")
 
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
         if not is_stream or "maxfileage" in {name.lower() for name in options}:
