@@ -232,11 +232,13 @@ class FileStream(OpenedSource):
     def _own(self, taken: Mapping[str, int]) -> dict[str, int]:
         """Without the files that only other streams of the query read."""
         roots = self._roots
-        return {
+        own = {
             path: changed
             for path, changed in taken.items()
             if roots is None or roots.includes(_file_of(path))
         }
+        # Hadoop completes some paths, such as `hdfs:///in`, which then include none of the files.
+        return own or dict(taken)
 
 
 class AutoLoaderStream(FileStream):
