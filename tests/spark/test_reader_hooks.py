@@ -311,6 +311,8 @@ def test_file_metadata_can_be_selected_in_sql(world: World, spark: SparkSession)
     df, _ = world.evaluate(lambda: spark.sql("SELECT *, _metadata FROM json.`/Volumes/main/raw`"))
     assert df.columns == ["id", "name", "_metadata"]
     assert df.first()["_metadata"].file_name == "a.json"
+    df, _ = world.evaluate(lambda: spark.sql(f"SELECT _metadata, f.* FROM {files} f"))
+    assert df.columns == ["_metadata", "id", "name"]
     # A table may have a column of this name.
     rows = spark.sql("SELECT struct('b.json' AS file_name) AS _metadata")
     rows.write.format("delta").save(f"{world.layout.root}/tables/main/shop/stored")

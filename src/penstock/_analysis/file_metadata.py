@@ -19,6 +19,7 @@ _TOKENS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _END_OF_COLUMN = re.compile(r"\s*(?:,|FROM\b|$)", re.IGNORECASE)
+_BEFORE_STAR = re.compile(r"(?:(?!\bFROM\b).)*,\s*(?:\w+\.)?\*", re.IGNORECASE | re.DOTALL)
 
 
 def named_in(text: str) -> bool:
@@ -47,9 +48,11 @@ def without_shown(df: DataFrame, text: str) -> DataFrame:
     names = list(df.columns)
     for position in positions:
         names[position] = f"{SHOWN}_{position}"
-    tokens = _TOKENS.finditer(text)
-    if any(_is_name(match) and _END_OF_COLUMN.match(text, match.end()) for match in tokens):
-        names[positions.pop()] = _NAME
+    ends = [match.end() for match in _TOKENS.finditer(text) if _is_name(match)]
+    ends = [end for end in ends if _END_OF_COLUMN.match(text, end)]
+    if ends:
+        is_first = _BEFORE_STAR.match(text, ends[0])
+        names[positions.pop(0 if is_first else -1)] = _NAME
     return df.toDF(*names).drop(*(names[position] for position in positions))
 
 
