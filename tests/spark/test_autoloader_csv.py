@@ -122,6 +122,10 @@ def test_columns_are_matched_by_name_when_headers_differ(stream, first):
     assert row_values(files.parse()) == [(None, "only", None, None)]
     files.put("g.csv", "id,id,name\n1,2,x\n")
     assert row_values(files.parse()) == [(None, "x", None, {"id0": "1", "id1": "2"})]
+    tabs = stream({**TYPED, "sep": r"\t"}, name="tabs").learn("a.tsv", "id\tname\n1\ta\n")
+    tabs.put("b.tsv", "name\tid\nx\t2\ty\n")
+    (row,) = tabs.parse()
+    assert (row["id"], row["name"], rescued(row)) == (2, "x", {"_c2": "y"})
 
 
 def test_columns_are_added_when_a_header_has_new_names(stream):
