@@ -21,10 +21,13 @@ from penstock._formats.merging import (
     widest,
 )
 from penstock._formats.options import file_options
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
 from penstock._tables.files import StorageFiles
 from penstock.sources.files.batch_log import batch_files
 from penstock.sources.files.listing import file_name, file_name_of_uri, readable
 from penstock.sources.files.opening import OpenedFiles, source_key
+from penstock.sources.files.recovery import recover
 from penstock.sources.files.source import AutoLoaderStream
 from penstock.sources.memory import FolderMemory, PassingMemory
 
@@ -140,6 +143,26 @@ def test_type_that_would_lose_values_is_named():
     assert misfit(ONE, struct(id=LongType(), other=StringType())) is None
     assert "'id' is STRING" in (misfit(ONE, struct(id=StringType())) or "")
     assert "'o.p'" in (misfit(ONE, struct(o=struct(p=DoubleType()))) or "")
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_content"),
+    [
+        ('Cannot invoke "org.apache.avro.io.Decoder.readLong()" because "in" is null', True),
+        ('Cannot invoke "com.acme.Codec.read()" because "codec" is null', False),
+    ],
+)
+def test_a_null_pointer_is_broken_content_only_in_the_reader_of_avro(cause, is_content):
+    source = MagicMock()
+    source.roots.list.return_value = []
+    text = (
+        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/a.avro. \n"
+        f"Caused by: java.lang.NullPointerException: {cause}\n"
+    )
+    flow = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
+    assert recover(text, source, flow) is None
+    # A file that may be broken is read once more.
+    assert source.roots.list.called is is_content
 
 
 def test_names_that_differ_only_in_spelling_are_equal():

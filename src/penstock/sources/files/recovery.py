@@ -39,7 +39,7 @@ _BROKEN_CONTENT = re.compile(
     r"|Unexpected end of (?:input|ZLIB|stream)|MalformedInputException|SnappyError|not a gzip file"
     r"|PARQUET_COLUMN_DATA_TYPE_MISMATCH|SchemaColumnConvertNotSupportedException"
     r"|could not be read as|CANNOT_READ_FILE_FOOTER|Could not read footer|FileTooShort"
-    r"|Caused by: java\.lang\.NullPointerException"
+    r"|NullPointerException: [^\n]*\borg\.apache\.avro\b"  # its last block is not complete
 )
 _MOST_PROBED = 1000
 
@@ -277,5 +277,4 @@ def _cause(text: str) -> str:
     causes: list[str] = re.findall(r"Caused by: ([^\n]+)", text)
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
     cause = (reported or causes or ["it cannot be read"])[-1].strip()[:300]
-    # Of Avro's reader, for a last block that is not complete.
-    return "the file is truncated" if cause.startswith("java.lang.NullPointerException") else cause
+    return "the file is truncated" if "NullPointerException" in cause else cause
