@@ -196,6 +196,9 @@ def test_text_lines_and_binary_contents_are_read(stream):
     text.put("k=1/a.txt", "one\r\ntwo\n\nthree")
     text.put("k=1/b.txt", "")
     assert [row["value"] for row in text.parse()] == ["one", "two", "", "three"]
+    typed = stream({"cloudFiles.format": "text"}, "value STRING, day DATE", name="t")
+    typed.put("day=2026-01-02/a.txt", "one")
+    assert [(row["value"], str(row["day"])) for row in typed.parse()] == [("one", "2026-01-02")]
     binary = stream({"cloudFiles.format": "BINARYFILE", "pathGlobFilter": "*.bin"}, name="b")
     binary.put("a.bin", b"\x00\x01")
     binary.put("a.txt", b"\x00\x01")

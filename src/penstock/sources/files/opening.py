@@ -298,7 +298,7 @@ def _given(
     names: Sequence[str] | None = options.partition_columns
     if names is None:
         names = state.note(_PARTITIONS)
-    if names is None and options.format not in ("text", "binaryfile"):
+    if names is None:
         seen = partition_schema(files.sample, files.roots, options)
         names = [f.name for f in seen.fields if f.name.lower() in fields]
         if files.all:
