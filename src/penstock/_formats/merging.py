@@ -6,6 +6,7 @@ from functools import reduce
 
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
     DecimalType,
     DoubleType,
@@ -14,6 +15,7 @@ from pyspark.sql.types import (
     LongType,
     MapType,
     NullType,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -29,7 +31,7 @@ RESCUED = "penstock.rescued"
 _NAME = r"(?:[^\s`.:]|`(?:[^`]|``)*`)+"
 _PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*(?=[\s:]|\Z)")
 _QUOTED = re.compile("`((?:[^`]|``)*)`")
-_WIDTH: dict[type[DataType], int] = {IntegerType: 1, LongType: 2, FloatType: 3, DoubleType: 4}
+_BY_WIDTH = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
 
 
 def add_fields(
@@ -131,8 +133,8 @@ def _wider(left: DataType, other: DataType) -> DataType:
         return other
     if isinstance(left, StructType) and isinstance(other, StructType):
         return widest([left, other])
-    if type(left) in _WIDTH and type(other) in _WIDTH:
-        return left if _WIDTH[type(left)] >= _WIDTH[type(other)] else other
+    if isinstance(left, _BY_WIDTH) and isinstance(other, _BY_WIDTH):
+        return max(other, left, key=lambda kind: _BY_WIDTH.index(type(kind)))
     if isinstance(left, DecimalType) and isinstance(other, DecimalType):
         scale = max(left.scale, other.scale)
         digits = max(left.precision - left.scale, other.precision - other.scale)

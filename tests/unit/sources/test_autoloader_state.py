@@ -4,9 +4,12 @@ from unittest.mock import MagicMock
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DoubleType,
+    IntegerType,
     LongType,
     MapType,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -136,6 +139,9 @@ def test_marked_fields_are_hidden_in_a_schema():
 def test_inferred_types_hold_the_values_of_all_files():
     schema = widest([struct(a=LongType(), b=LongType()), struct(A=DoubleType(), b=StringType())])
     assert schema.simpleString() == "struct<a:double,b:string>"
+    # Of columnar files: a string would hold the values of neither.
+    schema = widest([struct(a=ByteType(), b=IntegerType()), struct(a=ShortType(), b=ShortType())])
+    assert schema == struct(a=ShortType(), b=IntegerType())
     assert one_spelling(struct(a=LongType(), A=StringType())) == struct(a=LongType())
 
 
