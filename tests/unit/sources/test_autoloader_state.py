@@ -182,6 +182,8 @@ def test_a_source_keeps_its_key_when_other_options_change():
     key = source_key(["/in"], {"cloudFiles.format": "json"})
     assert key == source_key(("/in",), {"format": "JSON", "header": "true"})
     assert key != source_key(["/in2"], {"cloudFiles.format": "json"})
+    patterns = ("/in/a*.json", "/in/b*.json")
+    assert len({source_key([path], {"format": "json"}) for path in patterns}) == 2
     assert key != source_key(["/in"], {"cloudFiles.format": "csv"})
 
 
