@@ -252,6 +252,8 @@ _NOISE = re.compile(
 
 
 _AWS = "software.amazon.awssdk."
+# Such as a path: only the name of the exception says what about it.
+_ONE_WORD = re.compile(r"(?:\w+\.)+(\w+: \S+)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages|lib/python[\d.]+)/|^<")
 _EXCEPTION = re.compile(r"(?m)^(?:[\w<>]+\.)*(\w+(?:: .*)?)$")
@@ -292,7 +294,8 @@ def _reason(text: str) -> str:
     # Hadoop names the file in its own exception around one of AWS.
     described = (cause for cause in reversed(causes) if ": " in cause)
     line = next((c for c in described if not c.startswith(_AWS)), first_line(text))
-    line = _NOISE.sub("", line).strip()
+    one_word = _ONE_WORD.fullmatch(line)
+    line = one_word[1] if one_word is not None else _NOISE.sub("", line).strip()
     if causes and ": " not in causes[-1]:
         line = f"{line} (caused by {causes[-1]})"
     file = _UNREADABLE.search(text)

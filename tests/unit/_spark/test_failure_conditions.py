@@ -249,6 +249,11 @@ def test_file_that_cannot_be_read_is_named():
     assert flow_error(text.format("file:/in/a.json is no JSON"), FLOW).message.count("a.json") == 1
 
 
+def test_exception_is_named_if_its_message_is_only_a_path():
+    error = flow_error("Job aborted\nCaused by: java.io.FileNotFoundException: /in/a.parquet", FLOW)
+    assert error.message.endswith(": FileNotFoundException: /in/a.parquet")
+
+
 def test_cause_without_a_message_follows_the_reason():
     text = (
         "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows\n"
