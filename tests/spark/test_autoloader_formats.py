@@ -114,6 +114,32 @@ def test_orc_values_are_cast_when_they_fit_the_columns(stream, spark):
     assert list(map(str, row)) == values
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_files_whose_numbers_would_be_misread_are_quarantined(stream, spark, file_format):
+    files = stream({"cloudFiles.format": file_format})
+    options = {"cloudFiles.format": file_format, "rescuedDataColumn": "_r"}
+    typed = stream(options, "i INT, n BIGINT, d DOUBLE, t DATE", name="typed")
+
+    def write(query: str, name: str) -> None:
+        for target in (files, typed):
+            rows = spark.sql(query).coalesce(1)
+            rows.write.format(file_format).save(str(target.folder / name))
+
+    write("SELECT 1 AS i, 2L AS n, 0.5D AS d, DATE'2026-01-01' AS t", "first")
+    files.parse()
+    write("SELECT 3 AS i, 4 AS n, 5 AS d", "narrower")
+    write("SELECT 12.50 AS i", "decimal")
+    write("SELECT DATE'2026-01-02' AS i, DATE'2026-01-02' AS d", "date")
+    write("SELECT TIMESTAMP'2026-01-02 10:00:00' AS n", "timestamp")
+    write("SELECT TIMESTAMP'2026-01-02 10:00:00' AS t", "time")
+    assert sorted(tuple(row)[:3] for row in files.parse()) == [(3, 4, 5.0)]
+    assert len(files.quarantined) == 4
+    assert sorted(tuple(row)[:3] for row in typed.batch()) == [(1, 2, 0.5), (3, 4, 5.0)]
+    assert "column 'n' is TIMESTAMP in the file and BIGINT in the schema" in set(
+        typed.quarantined.values()
+    )
+
+
 def test_new_parquet_columns_fail_the_stream_when_mode_is_fail_on_new_columns(stream, spark):
     options = {"cloudFiles.format": "parquet", "cloudFiles.schemaEvolutionMode": "failOnNewColumns"}
     files = stream(options, "id BIGINT")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -21,6 +22,7 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -44,6 +46,16 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     TimestampType: (DateType,),
 }
 """Types of which a type holds every value, as ORC's reader converts it."""
+_MISREAD: dict[type[DataType], tuple[type[DataType], ...]] = {
+    ByteType: (ShortType, IntegerType, DateType, DecimalType),
+    ShortType: (IntegerType, DateType, DecimalType),
+    IntegerType: (DateType, DecimalType),
+    LongType: (DateType, TimestampType, TimestampNTZType, DecimalType),
+    DoubleType: (DateType, DecimalType),
+    DateType: (ByteType, ShortType, IntegerType, DecimalType, TimestampType, TimestampNTZType),
+}
+"""Types whose stored numbers the readers of Parquet and Avro take for those of a type: a decimal
+12.50 becomes 1250."""
 
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
@@ -107,10 +119,11 @@ def misfits(
     Raises:
         ConnectorError: `FILE_TYPES_UNFIT`: there are some, and files are not to be set aside.
     """
-    if len(merged) == 1 and misfit(schema, merged[0]) is None:
+    reason = partial(misfit, schema, file_format=options.format)
+    if all(reason(seen) is None for seen in merged):
         return {}
     schemas = schema_by_file(spark, options, paths).items()
-    unfit = {path: why for path, seen in schemas if (why := misfit(schema, seen)) is not None}
+    unfit = {path: why for path, seen in schemas if (why := reason(seen)) is not None}
     if unfit and not options.quarantine_corrupt:
         path, why = next(iter(unfit.items()))
         raise ConnectorError(
@@ -122,7 +135,9 @@ def misfits(
     return unfit
 
 
-def misfit(known: StructType, seen: StructType, prefix: str = "") -> str | None:
+def misfit(
+    known: StructType, seen: StructType, *, file_format: str, prefix: str = ""
+) -> str | None:
     """The first column whose type in a file the schema's type cannot hold; `None` if all fit."""
     types = {field.name.lower(): field.dataType for field in known.fields}
     for field in seen.fields:
@@ -131,10 +146,10 @@ def misfit(known: StructType, seen: StructType, prefix: str = "") -> str | None:
             continue
         name_ = prefix + field.name
         if isinstance(wanted, StructType) and isinstance(field.dataType, StructType):
-            inner = misfit(wanted, field.dataType, f"{name_}.")
+            inner = misfit(wanted, field.dataType, file_format=file_format, prefix=f"{name_}.")
             if inner is not None:
                 return inner
-        elif not _holds(wanted, field.dataType):
+        elif not _holds(wanted, field.dataType, file_format):
             have, want = field.dataType.simpleString(), wanted.simpleString()
             return (
                 f"column {name_!r} is {have.upper()} in the file and {want.upper()} in the schema"
@@ -142,11 +157,13 @@ def misfit(known: StructType, seen: StructType, prefix: str = "") -> str | None:
     return None
 
 
-def _holds(wanted: DataType, seen: DataType) -> bool:
+def _holds(wanted: DataType, seen: DataType, file_format: str) -> bool:
     if isinstance(wanted, ArrayType) and isinstance(seen, ArrayType):
         if isinstance(wanted.elementType, StructType) and isinstance(seen.elementType, StructType):
-            return misfit(wanted.elementType, seen.elementType) is None
-        return _holds(wanted.elementType, seen.elementType)
+            return misfit(wanted.elementType, seen.elementType, file_format=file_format) is None
+        return _holds(wanted.elementType, seen.elementType, file_format)
+    if file_format != "orc":  # the other readers refuse what is not in the table
+        return type(seen) not in _MISREAD.get(type(wanted), ())
     if type(wanted) in _WIDER:
         return type(seen) is type(wanted) or type(seen) in _WIDER[type(wanted)]
     if isinstance(wanted, DecimalType):

@@ -5,6 +5,8 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     ByteType,
+    DateType,
+    DecimalType,
     DoubleType,
     IntegerType,
     LongType,
@@ -13,6 +15,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from penstock._formats.columnar_rows import misfit
@@ -146,9 +150,27 @@ def test_inferred_types_hold_the_values_of_all_files():
 
 
 def test_type_that_would_lose_values_is_named():
-    assert misfit(ONE, struct(id=LongType(), other=StringType())) is None
-    assert "'id' is STRING" in (misfit(ONE, struct(id=StringType())) or "")
-    assert "'o.p'" in (misfit(ONE, struct(o=struct(p=DoubleType()))) or "")
+    assert misfit(ONE, struct(id=LongType(), other=StringType()), file_format="orc") is None
+    assert "'id' is STRING" in (misfit(ONE, struct(id=StringType()), file_format="orc") or "")
+    assert "'o.p'" in (misfit(ONE, struct(o=struct(p=DoubleType())), file_format="orc") or "")
+
+
+@pytest.mark.parametrize(
+    ("known", "seen", "fits"),
+    [
+        (IntegerType(), DecimalType(9, 2), False),
+        (LongType(), TimestampType(), False),
+        (ArrayType(LongType()), ArrayType(DecimalType(9, 2)), False),
+        (DateType(), IntegerType(), False),
+        (DateType(), TimestampType(), False),
+        (LongType(), IntegerType(), True),
+        (TimestampType(), TimestampNTZType(), True),
+        (IntegerType(), StringType(), True),  # refused by the reader itself
+    ],
+)
+@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+def test_type_that_the_reader_would_misread_is_named(file_format, known, seen, fits):
+    assert (misfit(struct(a=known), struct(a=seen), file_format=file_format) is None) is fits
 
 
 @pytest.mark.parametrize(

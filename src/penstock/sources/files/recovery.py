@@ -67,7 +67,7 @@ def check_files(source: OpenedFiles, paths: Iterable[str]) -> None:
     if options.evolution is Evolution.WIDEN:
         for schema in schemas:
             wide = widen_columns(wide, schema, options.format)
-    if options.format == "orc" and wide == source.schema:
+    if wide == source.schema:
         _check_types(source, names, schemas)
     has_columns = source.shows_columns_by_file
     added = _unknown_columns(source, widest(schemas)) if has_columns else []
@@ -82,7 +82,7 @@ class FilesDifferError(Exception):
 
 
 def _check_types(source: OpenedFiles, names: Sequence[str], schemas: Sequence[StructType]) -> None:
-    """ORC's reader makes other types fit by force; the other formats' readers refuse."""
+    """Refuse files with other types, where the reader does not."""
     by_path = {readable(name): name for name in names}
     unfit = misfits(source.spark, source.options, source.schema, list(by_path), schemas)
     files = [{"file": by_path[path], "reason": why} for path, why in unfit.items()]
