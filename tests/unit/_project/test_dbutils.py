@@ -151,7 +151,8 @@ def test_mounts_have_no_effect(dbutils):
 
 
 def test_notebook_context_has_path_and_user(dbutils):
-    context = dbutils.notebook.entry_point.getDbutils().notebook().getContext()
+    assert dbutils.entry_point is dbutils.notebook.entry_point
+    context = dbutils.entry_point.getDbutils().notebook().getContext()
     path = str(Path(__file__).with_suffix(""))
     assert context.notebookPath().get() == path
     assert context.tags().get("notebookPath").get() == path

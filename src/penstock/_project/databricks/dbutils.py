@@ -28,6 +28,7 @@ class Dbutils(Part):
         self.secrets = Secrets(root)
         self.widgets = Widgets(configuration)
         self.notebook = Notebook(name)
+        self.entry_point = self.notebook.entry_point
         self.jobs = Jobs()
         self.library = Library("dbutils.library")
         self.data = Data("dbutils.data")
