@@ -2,7 +2,7 @@
 
 import json
 
-from database_server import PASSWORD, USER, DatabaseServer
+from database_server import PASSWORD, USER, CuttingProxy, DatabaseServer
 from pyspark.sql.types import StructType
 from update_project import Project
 
@@ -50,7 +50,13 @@ def sink_rows(project: Project) -> list[int]:
 
 
 def writer(
-    spark, server: DatabaseServer, table: str, *, epoch: str = "e", flow: str = "f", **more: str
+    spark,
+    server: DatabaseServer | CuttingProxy,
+    table: str,
+    *,
+    epoch: str = "e",
+    flow: str = "f",
+    **more: str,
 ) -> JdbcSinkWriter:
     options = {"url": server.url, "dbtable": table, "user": USER, "password": PASSWORD, **more}
     origin = SourceLocation(file="p.py", line=1)

@@ -174,6 +174,22 @@ def test_rows_are_stored_once_when_connection_or_server_fails_around_a_commit(
     assert tables.staging() == []
 
 
+def test_connection_of_a_task_that_fails_is_an_unavailable_database(
+    spark, proxy: CuttingProxy, tables: Tables
+):
+    broken = writer(spark, proxy, "unstable")
+    df = spark.range(3)
+    broken.start(df.schema)
+    proxy.arm(b'INTO "penstock_stage')
+    with pytest.raises(FlowError, match=r"127\.0\.0\.1") as caught:
+        broken.write(df, 0)
+    assert (caught.value.condition, caught.value.retryable) == ("SINK_UNAVAILABLE", True)
+    broken.start(df.schema)
+    assert tables.staging() == []
+    assert broken.write(df, 0).rows == 3
+    assert tables.query("SELECT count(*) FROM unstable") == [("3",)]
+
+
 def test_only_the_newest_writer_may_commit_and_no_batch_may_be_missing(
     spark, postgres_server: DatabaseServer, tables: Tables
 ):

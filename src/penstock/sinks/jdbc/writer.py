@@ -15,6 +15,7 @@ fence table, in one transaction, and drops the staging table.
 """
 
 import hashlib
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from penstock._model.sql_text import quoted
+from penstock._observe.masking import shown
 from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
@@ -40,6 +42,8 @@ _JSON = {
     "timeZone": "UTC",
     "ignoreNullFields": "false",
 }
+# Exceptions of the drivers in the failure of a task.
+_DRIVER_FAILED = re.compile(r"(?:org\.postgresql\.util\.PSQL|java\.sql\.SQL)\w*Exception: (.+)")
 _NUL, _REPLACEMENT = "\0", "\N{REPLACEMENT CHARACTER}"
 
 
@@ -235,6 +239,10 @@ class JdbcSinkWriter(BatchSink):
             for values in self._dialect.unstorable:
                 if values.message.search(text):
                     raise self._unstorable(values, df, batch_id) from error
+            failure = _DRIVER_FAILED.search(text)
+            # In the same tasks, Spark's reader may have failed.
+            if failure is not None and "JDBCRDD" not in text:
+                raise DatabaseError("", shown(failure[1])) from error
             raise
 
     def _staged(self, column: SinkColumn) -> Column:
