@@ -137,16 +137,12 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
             "rules": _rules(node, layout.quarantine_path(node.name, override), settings),
             "last_refresh": _last_refresh(settings, node.key),
         }
+    flows = {name: flow for name, flow in graph.flows.items() if flow.target == key}
+    streams = [name for name, flow in flows.items() if flow.analysis.is_streaming]
+    checkpoints = _checkpoints(settings, streams) if streams else {}
     body["flows"] = [
-        _flow(
-            name,
-            flow,
-            graph,
-            plans.get(name, ""),
-            _checkpoint(settings, name) if flow.analysis.is_streaming else None,
-        )
-        for name, flow in graph.flows.items()
-        if flow.target == key
+        _flow(name, flow, graph, plans.get(name, ""), checkpoints.get(name))
+        for name, flow in flows.items()
     ]
     return body
 
@@ -216,22 +212,24 @@ def _flow(
     }
 
 
-def _checkpoint(settings: "PipelineSettings", flow: str) -> dict[str, Any] | None:
+def _checkpoints(settings: "PipelineSettings", flows: list[str]) -> dict[str, dict[str, Any]]:
     from penstock._repair.reading import readable_storage
     from penstock._tables.read.checkpoint_files import checkpoints
     from penstock.errors import PenstockError
 
     try:
-        with readable_storage(settings, flow=flow) as readable:
-            newest = checkpoints(readable.settings, flow)[0]
-    except PenstockError:  # it has none yet, or the storage cannot be read
-        return None
-    if not (newest.is_current and newest.exists):
-        return None
+        with readable_storage(settings, flows=flows) as readable:
+            listed = checkpoints(readable.settings)
+    except PenstockError:  # the storage cannot be read, or does not exist yet
+        return {}
     return {
-        "path": readable.shown(str(newest.path)),
-        "last_batch": newest.last_finished,
-        "state_bytes": sum(part.size for part in newest.state),
+        checkpoint.flow: {
+            "path": readable.shown(str(checkpoint.path)),
+            "last_batch": checkpoint.last_finished,
+            "state_bytes": sum(part.size for part in checkpoint.state),
+        }
+        for checkpoint in listed
+        if checkpoint.is_current and checkpoint.exists
     }
 
 

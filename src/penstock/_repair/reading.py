@@ -2,7 +2,7 @@
 
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,12 +60,12 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
 
 @contextmanager
 def readable_storage(
-    settings: PipelineSettings, spark: "SparkSession | None" = None, flow: str | None = None
+    settings: PipelineSettings, spark: "SparkSession | None" = None, flows: Collection[str] = ()
 ) -> Iterator[ReadableStorage]:
     """The storage of a pipeline if it is local, else a temporary copy of its small files.
 
-    `spark` is the session of an open pipeline; by default, one is opened. With `flow`, only the
-    checkpoints of that flow are copied, and no logs of tables.
+    `spark` is the session of an open pipeline; by default, one is opened. With `flows`, only
+    their checkpoints are copied, and no logs of tables.
     """
     if local_path(settings.storage) is not None:
         yield ReadableStorage(settings)
@@ -74,7 +74,7 @@ def readable_storage(
         with storage_session(settings) if spark is None else nullcontext(spark) as session:
             from penstock._tables.read.remote_storage import copy_small_files
 
-            copy_small_files(session, layout_of(settings), Path(folder), flow)
+            copy_small_files(session, layout_of(settings), Path(folder), flows)
         copied = replace(settings, storage=folder)
 
         def shown(text: str) -> str:
@@ -92,7 +92,7 @@ def pipeline_storage(
 ) -> AbstractContextManager[ReadableStorage]:
     """The checkpoints of one flow of an open pipeline; later changes are not in a copy."""
     name = pipeline.flow(flow).flow.name
-    return readable_storage(pipeline.settings, pipeline.spark, name)
+    return readable_storage(pipeline.settings, pipeline.spark, [name])
 
 
 def read_flow_state(

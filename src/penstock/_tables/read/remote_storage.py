@@ -1,7 +1,7 @@
 """Reads tables and checkpoints of remote storage, with Spark and Hadoop's FileSystem."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -98,12 +98,12 @@ def _not_readable(name: str, error: Exception) -> SpecError:
 
 
 def copy_small_files(
-    spark: SparkSession, layout: StorageLayout, folder: Path, flow: str | None = None
+    spark: SparkSession, layout: StorageLayout, folder: Path, flows: Collection[str] = ()
 ) -> None:
     """Copy checkpoints, state files of flows and logs of tables into a local storage.
 
-    Files of state stores become sparse files of the same size. With a flow, only its checkpoints
-    and the state files of flows are copied.
+    Files of state stores become sparse files of the same size. With `flows`, only their checkpoints
+    and the state files of all flows are copied.
     """
     root = layout.root
     system, top = hadoop_path(spark, root)
@@ -112,11 +112,11 @@ def copy_small_files(
     checkpoints = layout.checkpoints
     # Number of folders between the root and the files of a checkpoint.
     depth = checkpoints.removeprefix(root).count("/") + 2
-    if flow is None:
-        logs = [str(log.getPath()) for log in system.globStatus(pattern) or ()]
+    if flows:
+        folders = [f"{checkpoints}/{path_segment(flow)}" for flow in flows]
     else:
-        checkpoints, logs = f"{checkpoints}/{path_segment(flow)}", []
-    for uri in (checkpoints, f"{layout.state_dir}/flows", *logs):
+        folders = [checkpoints, *(str(log.getPath()) for log in system.globStatus(pattern) or ())]
+    for uri in (*folders, f"{layout.state_dir}/flows"):
         _, path = hadoop_path(spark, uri)
         if not system.exists(path):
             continue
@@ -127,7 +127,7 @@ def copy_small_files(
             local.parent.mkdir(parents=True, exist_ok=True)
             parts = local.relative_to(folder).parts
             # checkpoints/<flow>/<epoch>/state
-            is_state = uri == checkpoints and "state" in parts[depth:-1]
+            is_state = uri.startswith(checkpoints) and "state" in parts[depth:-1]
             if is_state or int(status.getLen()) > _LARGEST_COPIED:
                 with local.open("wb") as file:
                     file.truncate(int(status.getLen()))
