@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -207,24 +207,21 @@ def stop(
     control = ProcessControl(settings, requester="by penstock stop")
     pause, deadline = threading.Event(), time.monotonic() + timeout
     was_running = is_running = control.state()["runs"] is not None
-    line = "no update is running"
     if is_running:
         status = status_of(settings)
         is_stopping = status is not None and status["state"] == "STOPPING"
-        line = "stopped"
         try:
             if now or not is_stopping:
                 control.stop()
             if now and not is_stopping:
-                with suppress(SetupError):  # it has ended
-                    control.stop(now=True)
+                control.stop(now=True)
         except SetupError:
-            if control.state()["runs"] is not None:
+            if control.state()["runs"] is not None:  # else it has ended
                 raise
-            line = "the update had already ended"
     while is_running and time.monotonic() < deadline:
         pause.wait(_POLL_SECONDS)
         is_running = control.state()["runs"] is not None
+    line = "stopped" if was_running else "no update is running"
     if is_running:
         line = f"still running after {timeout:g} s; --now interrupts its micro-batches"
     options.show(output, {"was_running": was_running, "is_running": is_running}, [line])

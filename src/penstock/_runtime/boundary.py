@@ -38,12 +38,12 @@ def refused_by_system(raised: BaseException, doing: str) -> SetupError | None:
 
     `None` for any other exception.
     """
-    is_missing = isinstance(raised, FileNotFoundError) and raised.errno == errno.ENOENT
-    if is_missing and getattr(raised, "filename", "") is None:  # `os.getcwd`: others name a file
+    # Of `os.getcwd`: other functions name the file.
+    if isinstance(raised, FileNotFoundError) and raised.errno and raised.filename is None:
         return SetupError(
             "WORKING_DIRECTORY_GONE",
             f"the working directory does not exist any more, while {doing}",
-            hint="run the command in an existing folder: cd to it, also if it has the same path",
+            hint="run the command in an existing folder; if it was created again, `cd` to it again",
         )
     if not isinstance(raised, PermissionError) or raised.filename is None:
         return disk_full(raised, doing)

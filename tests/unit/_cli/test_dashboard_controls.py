@@ -177,7 +177,7 @@ def test_stop_succeeds_when_the_update_ends_at_that_moment(settings, monkeypatch
     holders = iter([{"pid": 1, "host": "here"}, None, None, None])
     monkeypatch.setattr(ProcessControl, "_holder", lambda _: next(holders))
     assert main(["stop", str(settings.root), "--storage", settings.storage]) == 0
-    assert capsys.readouterr().out == "the update had already ended\n"
+    assert capsys.readouterr().out == "stopped\n"
 
 
 @pytest.mark.parametrize(
