@@ -6,7 +6,7 @@ Values are never quoted unless they come from a closed set: options may hold sec
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import wraps
 from types import MappingProxyType
@@ -79,21 +79,14 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
     return guard
 
 
-def aliased(name: str, function: Callable[P, R], by_position: Sequence[str] = ()) -> Callable[P, R]:
-    """Return a checked function under another name, which its errors use.
-
-    `by_position` are its parameters in the order of positional arguments, if more of them may be
-    passed so than of `function`.
-    """
+def aliased(name: str, function: Callable[P, R]) -> Callable[P, R]:
+    """Return a checked function under another name, which its errors use."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         token = _alias.set(name)
         try:
-            named = dict(zip(by_position, args, strict=False))
-            if len(named) < len(args) or named.keys() & kwargs.keys():
-                return function(*args, **kwargs)  # its error
-            return cast("Callable[..., R]", function)(**named, **kwargs)
+            return function(*args, **kwargs)
         finally:
             _alias.reset(token)
 

@@ -218,19 +218,7 @@ def create_auto_cdc_from_snapshot_flow(
     )
 
 
-# The order of the parameters in the package `databricks-dlt`. `create_auto_cdc_flow` of Spark has
-# another one, so later arguments of it could be mistaken for others.
-apply_changes = aliased(
-    "apply_changes",
-    create_auto_cdc_flow,
-    (
-        *("target", "source", "keys", "sequence_by", "where", "ignore_null_updates"),
-        *("apply_as_deletes", "apply_as_truncates", "column_list", "except_column_list"),
-        *("stored_as_scd_type", "track_history_column_list", "track_history_except_column_list"),
-        *("flow_name", "once", "ignore_null_updates_column_list"),
-        *("ignore_null_updates_except_column_list", "columns_to_update"),
-    ),
-)
+apply_changes = aliased("apply_changes", create_auto_cdc_flow)
 apply_changes_from_snapshot = aliased(
     "apply_changes_from_snapshot", create_auto_cdc_from_snapshot_flow
 )

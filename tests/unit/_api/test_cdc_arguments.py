@@ -62,19 +62,12 @@ def test_optional_parameter_none_means_the_default():
     assert plain.cdc.keys == ("id",)
 
 
-def test_arguments_may_be_positional_in_the_order_of_databricks():
-    values = ("t", "s", ["id"], "seq", None, None, "op = 'D'", None, None, ["op"], "2")
-    flow = _flow(lambda: dp.apply_changes(*values, name="f"))
-    options = {"apply_as_deletes": "op = 'D'", "except_column_list": ["op"]}
-    named = _flow(lambda: dp.create_auto_cdc_flow(**BASE, **options, stored_as_scd_type=2))
-    assert (flow.name, flow.cdc) == ("f", named.cdc)
+def test_arguments_may_be_positional_where_spark_and_databricks_have_the_same_order():
     flow = _flow(lambda: dp.apply_changes_from_snapshot("t", "s", ["id"], 2, None, ["a"]))
     assert flow.snapshot.track_history == TrackHistory(columns=("a",))
-    # Spark has another order, in which the fifth argument is `apply_as_deletes`.
-    (error,) = _errors(lambda: dp.create_auto_cdc_flow("t", "s", ["id"], "seq", "op = 'D'"))
+    # The fifth argument is `apply_as_deletes` in Spark, and `where` in Databricks.
+    (error,) = _errors(lambda: dp.apply_changes("t", "s", ["id"], "seq", "op = 'D'"))
     assert (error.condition, error.hint) == ("INVALID_CALL", "pass later arguments by name")
-    (error,) = _errors(lambda: dp.apply_changes("t", "s", ["id"], "seq", "a", where="b"))
-    assert error.condition == "INVALID_CALL"
 
 
 def test_flow_has_all_fields_when_all_parameters_are_set():
