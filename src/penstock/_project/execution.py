@@ -145,6 +145,8 @@ def parse(path: Path, settings: PipelineSettings) -> None:
     for cell in read_cells(path):
         if cell.kind is CellKind.PYTHON:
             flags |= _compiled(cell, flags).co_flags & _FUTURES
+            if "notebook.exit" in cell.text:
+                break  # cells below it may not be executed
         elif cell.kind is CellKind.SQL:
             _declare(cell, context)
 

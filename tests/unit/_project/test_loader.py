@@ -244,6 +244,8 @@ def test_wrong_syntax_is_reported_before_spark_starts(project, monkeypatch):
     monkeypatch.chdir(project.root)
     project.write("a.py", "import dlt\n1 / 0\n")  # is not executed
     project.write("b.py", "import dlt\ndef f(:\n")
+    cells = ["# Databricks notebook source", "dbutils.notebook.exit('')", "# COMMAND ----------"]
+    project.write("e.py", "\n".join([*cells, "def f(:"]))
     sql = "CREATE STREAMING TABLE ${set_elsewhere};\nCREATE STREAMING TABEL t;\nDROP TABLE t;\n"
     project.write("c.sql", sql)
     with pytest.raises(DefinitionErrors) as caught, open_pipeline(_settings(project)):
