@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock._cli import exit_codes, options, reports
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 
 if TYPE_CHECKING:
     from penstock._check import ProjectCheck

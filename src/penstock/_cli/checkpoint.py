@@ -12,7 +12,7 @@ import typer
 from penstock._cli import exit_codes, options
 from penstock._cli.tables import print_table, shown_id
 from penstock._display.text import size
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 
 if TYPE_CHECKING:
     from penstock._tables.read.checkpoint_files import Checkpoint

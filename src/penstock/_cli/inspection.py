@@ -10,7 +10,7 @@ import typer
 from penstock._cli import options
 from penstock._cli.tables import print_table
 from penstock._display.text import printable, seconds
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings

@@ -14,7 +14,7 @@ from penstock._cli.scaffold import write_project
 from penstock._cli.tables import print_table
 from penstock._display.terminal import Output, console, detect
 from penstock._display.text import size
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock.errors import SetupError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from penstock._cli import exit_codes, options, reports
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 
 if TYPE_CHECKING:
     from penstock._lint.finding import Finding, Rule

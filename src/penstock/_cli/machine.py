@@ -12,7 +12,7 @@ import typer
 from penstock._cli import exit_codes, options
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._display.terminal import Output
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:

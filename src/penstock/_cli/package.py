@@ -21,7 +21,7 @@ from penstock._cli import options
 from penstock._cli.masked_output import print_as_is
 from penstock._display.text import size
 from penstock._model.extras import import_extra
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock.errors import SetupError, SpecError
 
 if TYPE_CHECKING:

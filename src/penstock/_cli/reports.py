@@ -11,7 +11,7 @@ from xml.etree import ElementTree as Xml
 import typer
 
 from penstock._display.text import count, error_line, seconds
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock.errors import DefinitionErrors, PenstockError
 
 if TYPE_CHECKING:

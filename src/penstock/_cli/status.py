@@ -16,7 +16,7 @@ from penstock._cli.tables import WIDE, print_table, shown_id
 from penstock._display.terminal import detect
 from penstock._display.text import printable, seconds, size
 from penstock._model.name import find_name
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0

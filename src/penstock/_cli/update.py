@@ -15,7 +15,7 @@ from penstock._cli import exit_codes, options, reports
 from penstock._cli.dashboard import WithDashboard, dashboard_beside
 from penstock._display.display import LogFormat
 from penstock._display.terminal import Output
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock.errors import PenstockError, SetupError
 
 if TYPE_CHECKING:

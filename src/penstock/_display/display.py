@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from penstock._display.lines import JsonPrinter, LinePrinter
 from penstock._display.terminal import Output, Terminal, console, detect
 from penstock._display.text import seconds
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._observe.bus import EventBus
 from penstock._observe.events import FlowStatus, UpdateState
 from penstock._observe.snapshot import UpdateView, update_view

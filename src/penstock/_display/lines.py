@@ -5,7 +5,7 @@ from datetime import datetime
 
 from penstock._display.terminal import Output
 from penstock._display.text import error_line, seconds
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._observe.codec import encode, event_json
 from penstock._observe.events import (
     DatasetDefinition,

@@ -16,7 +16,7 @@ from penstock._execution.flow_state import ViewState
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.exception_text import first_line
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._model.sql_text import quoted
 from penstock._spark import plans
 from penstock._spark.failures import full_text

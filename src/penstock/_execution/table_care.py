@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._model.pipeline import MaintenanceSettings
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._observe.events import Event, EventOrigin, MaintenanceProgress
 from penstock._plan.maintenance import TableMaintenance
 from penstock._tables.delta_log import file_count

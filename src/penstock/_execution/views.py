@@ -20,7 +20,7 @@ from penstock._execution.snapshots import SnapshotProgress
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._graph.replacing import replaces_rows
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._observe.events import Event, EventOrigin, PlanningInformation
 from penstock._plan.steps import RefreshView
 from penstock._runtime.ports import RunOutcome

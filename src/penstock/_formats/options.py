@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from penstock._model.aws import AwsAccess, access_options
 from penstock._model.duration import parse_seconds
+from penstock._model.quantity import parse_bytes
 from penstock._model.similar import nearest
-from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
 
 Choice = TypeVar("Choice", bound=str)

@@ -19,7 +19,7 @@ from penstock._local.jars import JarState, verify
 from penstock._local.java import require_java
 from penstock._local.lock import cache_directory, load_lock
 from penstock._model.paths import local_path
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._model.spark_version import (
     fix_of,
     installed_version,

@@ -8,7 +8,7 @@ from penstock._graph.cdc import cdc_text, is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode
 from penstock._graph.replacing import replaces_rows, window_text
 from penstock._model.flow import Flow
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartFlow
 
 

@@ -27,7 +27,7 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
 from penstock._model.expectation import ROW
 from penstock._model.flow import OutputMode
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._model.sql_text import quoted
 from penstock._observe.events import BackfillProgress, Event
 from penstock._repair.journal import Journal, Record

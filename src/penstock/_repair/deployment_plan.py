@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock._execution.declaration_changes import Need
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 
 
 @dataclass(frozen=True, kw_only=True)

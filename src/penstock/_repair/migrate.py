@@ -16,7 +16,7 @@ from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._observe.events import Event, MigrationProgress
 from penstock._repair.backfill import backfill_journal
 from penstock._repair.journal import Journal, Record, recording

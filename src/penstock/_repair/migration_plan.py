@@ -9,7 +9,7 @@ from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode
 from penstock._launch import OpenPipeline
 from penstock._model.pipeline import PipelineSettings
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._plan.settings import reset_allowed
 from penstock._spark.generated_names import stable_operators
 from penstock._spark.plans import stateful_operators

@@ -31,7 +31,7 @@ from penstock._graph.dataflow import DatasetNode, deferred_error
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.expectation import FAILED_RULES, OnViolation
 from penstock._model.pipeline import PipelineSettings
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.journal import Journal
 from penstock._repair.selected_rows import SELECTED, RowSearch, SelectedRows

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._model.pipeline import PipelineSettings
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._tables.commit_note import CDC_STATE, QUARANTINE, TARGET, NotedCommit, commits_of
 from penstock._tables.files import commit_lines, local_path
 from penstock._tables.layout import NOTE_FILE, QUARANTINE_SUFFIX, app_id, layout_of

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock._model.cdc import ScdType
 from penstock._model.expectation import Expectation, OnViolation
 from penstock._model.origin import SourceLocation
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._tables.commit_note import CDC_STATE
 from penstock._tables.commits import CommitResult, RuleCounts
 from penstock._tables.delta_log import file_count

@@ -14,7 +14,7 @@ from penstock._formats.merging import one_spelling, widest, without_void
 from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
 from penstock._formats.rows import decoded
 from penstock._formats.xml_rows import row_tag
-from penstock._model.size import parse_bytes
+from penstock._model.quantity import parse_bytes
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
 

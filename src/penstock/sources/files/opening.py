@@ -25,7 +25,7 @@ from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_opt
 from penstock._formats.rows import finished
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._model.sql_text import quoted
 from penstock.errors import ConnectorError, DefinitionError
 from penstock.sources.base import Read

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock._formats.options import ANY_AGE, file_options
 from penstock._model.flow import Flow
 from penstock._model.paths import real_path
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError

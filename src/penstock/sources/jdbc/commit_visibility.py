@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock.errors import ConnectorError
 from penstock.sources.jdbc.database import Database
 from penstock.sources.jdbc.options import JdbcSourceOptions, Key

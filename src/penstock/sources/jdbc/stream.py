@@ -16,7 +16,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._model.sql_text import quoted
 from penstock._tables.jvm import dataframe
 from penstock.errors import ConnectorError

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 from penstock._model.aws import AwsAccess, access_options
 from penstock._model.duration import parse_seconds
+from penstock._model.quantity import parse_bytes
 from penstock._model.similar import suggested
-from penstock._model.size import parse_bytes
 from penstock.errors import ConnectorError
 
 FORMAT = "kinesis"

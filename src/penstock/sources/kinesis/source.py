@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
-from penstock._model.size import plural
+from penstock._model.quantity import plural
 from penstock._model.spark_version import require_spark
 from penstock._observe.lag import source_view
 from penstock._observe.masking import shown

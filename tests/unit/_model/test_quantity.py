@@ -1,6 +1,6 @@
 import pytest
 
-from penstock._model.size import parse_bytes, plural
+from penstock._model.quantity import parse_bytes, plural
 
 
 @pytest.mark.parametrize(
