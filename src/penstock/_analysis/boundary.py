@@ -8,11 +8,11 @@ from types import TracebackType
 
 from pyspark.errors import AnalysisException
 
-from penstock._analysis.missing_sources import MAP_PATH, NO_TABLE, error_details, lacks_file_system
+from penstock._analysis.missing_sources import NO_TABLE, error_details, lacks_file_system
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation, is_ours, source_location
-from penstock._model.paths import MISSING_PATH_HINT
+from penstock._model.paths import MAP_PATH, MISSING_PATH_HINT
 from penstock._observe.masking import shown
 from penstock._spark.call_sites import user_columns
 from penstock.errors import DefinitionError, PenstockError, UserCodeError

@@ -8,10 +8,10 @@ from pyspark.sql.types import StructType
 
 from penstock._formats.merging import apply_hints
 from penstock._model.exception_text import first_line
+from penstock._model.paths import MAP_PATH
 from penstock._tables.files import local_path
 from penstock.errors import DefinitionError, PenstockError
 
-MAP_PATH = "map its prefix under `paths` in the settings"
 NOTHING_THERE = f"the path does not exist; {MAP_PATH}"
 NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND")
 """Conditions of errors of Spark."""

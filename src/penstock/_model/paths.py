@@ -24,9 +24,10 @@ from pathlib import Path
 
 from penstock.errors import SpecError
 
+MAP_PATH = "map its prefix under `paths` in the settings"
 MISSING_PATH_HINT = (
-    "relative paths start at the pipeline's root folder; for a path of another platform, map its "
-    "prefix under `paths` in the settings"
+    "relative paths start at the pipeline's root folder; "
+    f"for a path of another platform, {MAP_PATH}"
 )
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(.*)", re.DOTALL)
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
