@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -193,25 +191,17 @@ def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> in
     If a broken connection caused the `error`, it waits: the connection may break shortly before
     the process ends.
     """
-    gateway: Any = spark._sc._gateway
-    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    process: subprocess.Popen[bytes] | None = getattr(spark._sc._gateway, "proc", None)
     if process is None:
         return None
     errors = error.errors if isinstance(error, DefinitionErrors) else (error,)
-    if any(_is_broken(cause, gateway) for each in errors for cause in with_causes(each)):
+    if any(_is_broken(cause) for each in errors for cause in with_causes(each)):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_BROKEN_SECONDS)
     return process.poll()
 
 
-def _is_broken(error: BaseException, gateway: Any) -> bool:
-    if isinstance(error, ConnectionRefusedError):
-        # The user's own code may have called a server that is down.
-        jvm = gateway.gateway_parameters
-        with contextlib.suppress(OSError):
-            socket.create_connection((jvm.address, jvm.port), _BROKEN_SECONDS).close()
-            return False
-        return True
+def _is_broken(error: BaseException) -> bool:
     is_call = isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
     return is_call or isinstance(error, ConnectionError)
 
