@@ -18,7 +18,6 @@ def test_defaults_are_set_for_missing_options() -> None:
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
         "kafka.default.api.timeout.ms": "30000",
-        "fetchOffset.numRetries": "2",
         "kafkaConsumer.pollTimeoutMs": "60000",
     }
 
@@ -28,11 +27,15 @@ def test_user_options_override_defaults_in_any_case() -> None:
         **MINIMAL,
         "FAILONDATALOSS": "false",
         "kafka.isolation.level": "read_uncommitted",
-        "kafka.request.timeout.ms": "40000",
-        "FETCHOFFSET.NUMRETRIES": "5",
+        "Kafka.Default.Api.Timeout.Ms": "40000",
         "kafkaconsumer.polltimeoutms": "120000",
     }
     assert prepare_source_options(own) == own
+
+
+def test_longer_requests_keep_the_timeouts_of_kafka_and_spark() -> None:
+    prepared = prepare_source_options({**MINIMAL, "kafka.request.timeout.ms": "60000"})
+    assert not prepared.keys() & {"kafka.default.api.timeout.ms", "kafkaConsumer.pollTimeoutMs"}
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,10 @@ _SOURCE_OPTIONS = (
     "fetchOffset.retryIntervalMs maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay "
     "minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
 )
-_API_TIMEOUT = "kafka.default.api.timeout.ms"
-_SOURCE_DEFAULTS = {
-    "failOnDataLoss": "true",
-    "kafka.isolation.level": "read_committed",
-    # Brokers that do not respond: 2 x 30 s to look for offsets, by default 3 x 60 s.
-    _API_TIMEOUT: "30000",
-    "fetchOffset.numRetries": "2",
-    # How long a task waits for a record, by default 120 s.
-    "kafkaConsumer.pollTimeoutMs": "60000",
-}
+_SOURCE_DEFAULTS = {"failOnDataLoss": "true", "kafka.isolation.level": "read_committed"}
+# Brokers that do not respond: 3 x 30 s to look for offsets (by default 60 s), and how long a task
+# waits for a record (120 s). Neither fits a longer timeout of requests, which is 30 s by default.
+_TIMEOUTS = {"kafka.default.api.timeout.ms": "30000", "kafkaConsumer.pollTimeoutMs": "60000"}
 _SINK_OPTIONS = ("topic", "includeHeaders", "rowIds", "checkpointLocation", "queryName")
 
 # Options of the Kafka client that users forget to prefix; Spark would ignore them.
@@ -40,9 +34,9 @@ _CLIENT_OPTIONS = (
     "sasl.jaas.config sasl.login.callback.handler.class sasl.client.callback.handler.class "
     "ssl.truststore.location ssl.truststore.password ssl.truststore.type ssl.keystore.location "
     "ssl.keystore.password ssl.keystore.type ssl.key.password "
-    "ssl.endpoint.identification.algorithm request.timeout.ms session.timeout.ms "
-    "max.poll.records fetch.max.bytes max.partition.fetch.bytes acks compression.type linger.ms "
-    "batch.size max.request.size delivery.timeout.ms enable.idempotence"
+    "ssl.endpoint.identification.algorithm request.timeout.ms default.api.timeout.ms "
+    "session.timeout.ms max.poll.records fetch.max.bytes max.partition.fetch.bytes acks "
+    "compression.type linger.ms batch.size max.request.size delivery.timeout.ms enable.idempotence"
 )
 
 _OFFSETS_EXAMPLE = 'JSON like `{"topic": {"0": 23, "1": -2}}`'
@@ -144,10 +138,8 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
         raise _invalid("option `minOffsetsPerTrigger` is above `maxOffsetsPerTrigger`")
     if not _DURATION.fullmatch(by_name.get("maxtriggerdelay", "0").strip().lower()):
         raise _invalid("option `maxTriggerDelay` must be a duration such as `30s`, `5m` or `1h`")
-    defaults = _SOURCE_DEFAULTS
-    if "kafka.request.timeout.ms" in by_name:
-        # Kafka refuses an API timeout that is shorter.
-        defaults = {k: v for k, v in defaults.items() if k != _API_TIMEOUT}
+    timeouts = {} if "kafka.request.timeout.ms" in by_name else _TIMEOUTS
+    defaults = {**_SOURCE_DEFAULTS, **timeouts}
     return {
         **_made_safe(options),
         **{name: value for name, value in defaults.items() if name.lower() not in by_name},
