@@ -93,11 +93,14 @@ class KinesisStream(OpenedSource):
         return {"kind": "kinesis", "shards": source_view(progress)["shards"]}
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
-        end = progress.get("endOffset")
+        """What the micro-batch of a source's report was to read, and could not."""
+        start, end = progress.get("startOffset"), progress.get("endOffset")
+        after = Offset.from_json(end) if is_offset(end) else Offset()
         # Another source of the query may be one of Kinesis too.
-        if not (is_offset(end) and set(self._streams) <= Offset.from_json(end).streams.keys()):
+        if not set(self._streams) <= after.streams.keys():
             return []
-        return lost_records(progress)
+        before = Offset.from_json(start) if is_offset(start) else Offset()
+        return _losses(before, after, int(progress.get("numInputRows", 0)))
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         match = _FAILURE.search(text)
@@ -177,12 +180,7 @@ def _seen_ms(done: Sequence[Checkpoint]) -> int:
     return min(seen, default=0)
 
 
-def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
-    """What the micro-batch of a source's report was to read, and could not."""
-    start, end = progress.get("startOffset"), progress.get("endOffset")
-    assert is_offset(end)
-    before = Offset.from_json(start) if is_offset(start) else Offset()
-    after = Offset.from_json(end)
+def _losses(before: Offset, after: Offset, rows: int) -> list[Loss]:
     losses = []
     for stream, shards in after.streams.items():
         for shard, position in shards.items():
@@ -190,7 +188,7 @@ def lost_records(progress: Mapping[str, Any]) -> list[Loss]:
                 number = None if position.lost == "?" else position.lost
                 losses.append(_loss(stream, shard, after=number))
     parts = ranges(before, after)
-    missing = sum(part.rows for part in parts) - int(progress.get("numInputRows", 0))
+    missing = sum(part.rows for part in parts) - rows
     if missing > 0 and after.tolerant:
         streams = sorted({part.stream for part in parts})
         # Where rows of several shards are missing, only their sum is known.
