@@ -28,6 +28,7 @@ from penstock._runtime.ports import OnEnd
 from penstock._spark.failures import flow_error, full_text, with_causes
 from penstock.errors import PenstockError
 from penstock.sources.base import OpenedSource, explained
+from penstock.sources.flow import distinct
 
 if TYPE_CHECKING:
     from penstock._execution.writers import Commit
@@ -161,8 +162,8 @@ class RunningQuery:
         if self._lag is not None:
             self._lag.progressed(progress)
         self._report_losses(origin, progress)
-        for entry in progress.get("sources", ()):
-            for source in self._sources:
+        for source in distinct(self._sources):  # as when their identities were checked
+            for entry in progress.get("sources", ()):
                 if identities := source.new_identities(entry):
                     self._remember(identities)
 

@@ -60,8 +60,11 @@ def test_id_of_a_topic_that_appears_is_stored_after_its_first_batch(monkeypatch)
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
     topics.check_identity({}, flow, "t")
     stored = []
+    twin = PaperTopics({}, {})  # of a self-join: identified by the other
+    twin._spark, twin._options = None, topics._options
+    sources = [twin, topics]
     query = RunningQuery(
-        flow, EventOrigin(), lambda _: None, lambda _: None, [topics], remember=stored.append
+        flow, EventOrigin(), lambda _: None, lambda _: None, sources, remember=stored.append
     )
     for names in ("a", "ab", "ab", "a", "ab"):
         ids |= {"a": "changed", "b": f"r{len(stored)}"}

@@ -135,14 +135,8 @@ class KafkaStream(OpenedSource):
         super().__init__(rows, name=name, unit="offsets", place=self._options.place)
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
-        """See `OpenedSource.check_identity`: ids of topics.
-
-        A cluster that does not answer, or does not let the user describe topics, is no error here:
-        Spark will report what is wrong, or there is nothing to compare.
-        """
-        ids: dict[str, str] = {}
-        with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
-            ids = admin.topic_ids()
+        """See `OpenedSource.check_identity`: ids of topics."""
+        ids = self._topic_ids()
         for topic, topic_id in ids.items():
             if known.get(topic, _NO_ID) not in (topic_id, _NO_ID):
                 raise CheckpointError(
@@ -165,11 +159,18 @@ class KafkaStream(OpenedSource):
         new = end.keys() - self._identified
         # Without an answer, a topic is compared from the next start on.
         self._identified = set(end)
-        ids: dict[str, str] = {}
-        if new:
-            with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
-                ids = admin.topic_ids()
+        ids = self._topic_ids() if new else {}
         return {topic: ids[topic] for topic in new & ids.keys()}
+
+    def _topic_ids(self) -> dict[str, str]:
+        """Ids by name.
+
+        A cluster that does not answer, or does not let the user describe topics, is no error here:
+        Spark will report what is wrong, or there is nothing to compare.
+        """
+        with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
+            return admin.topic_ids()
+        return {}
 
     def explain(self, text: str, flow: Flow) -> FlowError | None:
         if _NO_TOPIC.search(text):
