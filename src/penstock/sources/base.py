@@ -267,7 +267,7 @@ class OpenedSource:
         return {}
 
     def new_identities(self, progress: Mapping[str, Any]) -> Mapping[str, str]:
-        """What to remember besides, such as ids of topics that are new; argument as for `lost`."""
+        """Further identities to store, such as ids of new topics; argument as for `lost`."""
         return {}
 
     def prepare_start(self, checkpoint: str, siblings: Sequence["OpenedSource"]) -> str | None:
