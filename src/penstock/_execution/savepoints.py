@@ -4,7 +4,6 @@ A savepoint has the version of each table of a pipeline, and a copy of the check
 state of each flow; `_repair` takes and restores it.
 """
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -65,11 +64,13 @@ class Savepoints:
         text = self._files.read(path)
         try:
             return None if not text else _savepoint_of(json.loads(text))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise SpecError(
                 "SAVEPOINT_NOT_READABLE",
-                f"the savepoint {name!r} is damaged: {path}",
-                hint="restore the file from a copy, or delete its folder",
+                f"the savepoint {name!r} was written by another version of Penstock, or its file "
+                f"is damaged: {path}",
+                hint="use the version of Penstock that created it; restore a damaged file from a "
+                "copy, or delete its folder",
             ) from error
 
     def all(self) -> list[Savepoint]:
@@ -118,17 +119,11 @@ def restore_unfinished(savepoint: str) -> PlanError:
 
 
 def _savepoint_of(body: Mapping[str, Any]) -> Savepoint:
-    is_known = body["format"] == _FORMAT
-    with contextlib.suppress(TypeError):  # another version writes other fields
-        if is_known:
-            return Savepoint(
-                name=body["name"],
-                created_at=body["created_at"],
-                tables=tuple(SavedTable(**table) for table in body["tables"]),
-                flows=tuple(SavedFlow(**flow) for flow in body["flows"]),
-            )
-    raise SpecError(
-        "SAVEPOINT_NOT_READABLE",
-        f"the savepoint {body.get('name')!r} was written by another version of Penstock",
-        hint="use the version of Penstock that created it",
+    if body["format"] != _FORMAT:
+        raise ValueError
+    return Savepoint(
+        name=body["name"],
+        created_at=body["created_at"],
+        tables=tuple(SavedTable(**table) for table in body["tables"]),
+        flows=tuple(SavedFlow(**flow) for flow in body["flows"]),
     )

@@ -82,5 +82,5 @@ def test_damaged_savepoint_is_reported(tmp_path):
     folder = tmp_path / "savepoints" / "first"
     folder.mkdir(parents=True)
     (folder / "savepoint.json").write_text('{"format": 1', encoding="utf-8")
-    with pytest.raises(SpecError, match="the savepoint 'first' is damaged"):
+    with pytest.raises(SpecError, match="its file is damaged: "):
         list_savepoints(settings)
