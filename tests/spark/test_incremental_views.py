@@ -250,6 +250,24 @@ def test_rows_that_a_rounded_sum_no_longer_selects_are_removed(spark, tmp_path, 
 
 
 @pytest.mark.usefixtures("small_queries")
+def test_running_totals_of_floating_point_numbers_are_joined_incrementally(spark, tmp_path):
+    table, names = f"delta.`{tmp_path}/t`", f"delta.`{tmp_path}/names`"
+    spark.sql(f"CREATE TABLE {table} (k INT, d INT, x DOUBLE) USING delta")
+    spark.sql(f"CREATE TABLE {names} (d INT, name STRING) USING delta")
+    spark.sql(f"INSERT INTO {table} VALUES (1, 1, 0.5), (1, 2, 1.5), (2, 1, 2.5)")
+    spark.sql(f"INSERT INTO {names} VALUES (1, 'a'), (2, 'b')")
+    view = View(
+        spark,
+        "SELECT w.k, w.total, n.name FROM (SELECT *, sum(x) OVER (PARTITION BY k ORDER BY d)"
+        f" AS total FROM {table}) w JOIN {names} n ON w.d = n.d",
+    )
+    spark.sql(f"UPDATE {table} SET x = 4.5 WHERE k = 2")
+    spark.sql(f"UPDATE {names} SET name = 'c' WHERE d = 2")
+    assert view.refresh() == "ROW_BASED"
+    assert view.rows == view.computed()
+
+
+@pytest.mark.usefixtures("small_queries")
 def test_too_many_changed_rows_are_refused_even_if_they_are_equal(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"
     spark.sql(f"CREATE TABLE {table} (v INT) USING delta")

@@ -17,6 +17,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.Deduplicate;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Window;
 import org.apache.spark.sql.types.DoubleType;
 import org.apache.spark.sql.types.FloatType;
 
@@ -74,6 +75,8 @@ final class RowOrder {
     } else if (node instanceof Aggregate groups) {
       parts = PlanParts.replaced(parts, PlanParts.values(groups.aggregateExpressions()));
       parts = Stream.concat(parts.stream(), PlanParts.list(groups.groupingExpressions()).stream()).toList();
+    } else if (node instanceof Window window) {
+      parts = PlanParts.replaced(parts, PlanParts.values(window.windowExpressions()));
     } else {
       parts.addAll(PlanParts.list(node.expressions()));
     }
