@@ -3,7 +3,7 @@ package penstock.storage;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.UncheckedIOException;
-import java.util.Set;
+import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.Path;
@@ -20,7 +20,8 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
  */
 public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpointFileManager {
 
-  private static final Set<String> LOGS = Set.of("offsets", "commits");
+  private static final Pattern FILE_OF_LOG =
+      Pattern.compile(".*/(offsets|commits|sources/[^/]+)/[^/]+");
 
   private final Configuration conf;
 
@@ -36,9 +37,7 @@ public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpo
   @Override
   @SuppressWarnings("deprecation") // `isFile` is what s3a implements without a listing
   public boolean exists(Path path) {
-    Path folder = path.getParent();
-    boolean isOfLog =
-        LOGS.contains(folder.getName()) || folder.getParent().getName().equals("sources");
+    boolean isOfLog = FILE_OF_LOG.matcher(path.toUri().getPath()).matches();
     try {
       return isOfLog ? path.getFileSystem(conf).isFile(path) : super.exists(path);
     } catch (IOException e) {

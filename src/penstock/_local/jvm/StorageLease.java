@@ -122,15 +122,11 @@ public final class StorageLease {
   }
 
   private void write(String text) throws IOException {
-    try (FSDataOutputStream stream = overwrite(files, file)) {
+    FSDataOutputStreamBuilder<?, ?> create = files.createFile(file).overwrite(true).recursive();
+    create.opt("fs.s3a.create.performance", true); // else s3a lists whether it is a folder
+    try (FSDataOutputStream stream = create.build()) {
       stream.write(text.getBytes(StandardCharsets.UTF_8));
     }
-  }
-
-  /** Replaces a small file; s3a does not list whether it is a folder, as it does by default. */
-  public static FSDataOutputStream overwrite(FileSystem files, Path path) throws IOException {
-    FSDataOutputStreamBuilder<?, ?> create = files.createFile(path).overwrite(true).recursive();
-    return create.opt("fs.s3a.create.performance", true).build();
   }
 
   /**
@@ -149,10 +145,8 @@ public final class StorageLease {
       stream.write(content);
     } catch (AccessDeniedException e) {
       // The message of s3a lacks the bucket.
-      AccessDeniedException denied =
-          new AccessDeniedException(path.toString(), null, e.getReason());
-      denied.initCause(e.getCause());
-      throw denied;
+      throw (IOException)
+          new AccessDeniedException(path.toString(), null, e.getReason()).initCause(e.getCause());
     } catch (IOException e) {
       byte[] stored = read(files, path);
       if (stored == null) {
