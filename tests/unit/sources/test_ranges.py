@@ -10,7 +10,15 @@ from paper_sources import TABLE_ID, PaperFolder, PaperTable, PaperTopics, checkp
 
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PlanError
-from penstock.sources.base import EARLIEST, OpenedSource, Range, RangeReport, parse_start
+from penstock.sources.base import (
+    EARLIEST,
+    OpenedSource,
+    Range,
+    RangeReport,
+    StartKind,
+    StartPosition,
+    parse_start,
+)
 from penstock.sources.flow import distinct, resolve_range, source_history, start_position
 from penstock.sources.kinesis.offsets import Offset, Position
 from penstock.sources.kinesis.source import KinesisStream
@@ -113,7 +121,11 @@ def test_two_folders_of_a_flow_are_counted_apart(tmp_path: Path):
     # One time for both: it must not leave out files of the other.
     assert position["modified_before"] == "1970-01-01T00:00:30.001Z"
     history = source_history(folders, EARLIEST, [done], 90_000)[1]
-    assert [report.missing[:9] for report in history] == ["2 file(s)", "1 file(s)"]
+    assert [report.missing.split(" that")[0] for report in history] == ["2 files", "1 file"]
+    latest = StartPosition(kind=StartKind.LATEST)
+    position, _ = start_position(folders[::-1], latest, [done], 30_400)
+    # Nor read one again.
+    assert position["modified_after"] == "1970-01-01T00:00:30.000Z"
 
 
 def test_range_of_shards_must_end_before_the_position_of_the_flow(tmp_path: Path):

@@ -160,11 +160,12 @@ class FileStream(OpenedSource):
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
         since = first_ms(at, now_ms, "files")
-        taken = self._own(_taken_by(done)).values()
+        taken = _taken_by(done)
         if at.kind is StartKind.LATEST:
             # S3 keeps whole seconds: a file that comes later may have an earlier time.
-            since = min(now_ms, max(now_ms // 1000 * 1000, max(taken, default=0) + 1))
-        again = len([1 for changed in taken if since is None or changed >= since])
+            since = min(now_ms, max(now_ms // 1000 * 1000, max(taken.values(), default=0) + 1))
+        own = self._own(taken).values()
+        again = len([1 for changed in own if since is None or changed >= since])
         if since is None:
             return {"from_the_start": True}, self.start_report(again, 0, done)
         return {"modified_after": iso(since - 1)}, self.start_report(again, None, done)
