@@ -244,16 +244,15 @@ def java_causes(error: BaseException) -> str:
     return "\n".join(lines)
 
 
+# The name stays if the message is a single word, such as a path, that does not say what about it.
 _NOISE = re.compile(
-    r"^(?:(?:py4j|org|java|scala|pyspark|io)\.[\w.$]+(?:Exception|Error)?:\s*"
-    r"|\w+(?:Exception|Error):\s*"
+    r"^(?:(?:(?:py4j|org|java|scala|pyspark|io)\.[\w.$]+(?:Exception|Error)?|\w+(?:Exception|Error))"
+    r":\s*(?=\S+\s)"
     r"|\[STREAM_FAILED\] Query .*? terminated with exception:\s*)+"
 )
 
 
 _AWS = "software.amazon.awssdk."
-# Such as a path: only the name of the exception says what about it.
-_ONE_WORD = re.compile(r"(?:\w+\.)+(\w+: \S+)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _LIBRARY = re.compile(r"/(?:pyspark|py4j|site-packages|dist-packages|lib/python[\d.]+)/|^<")
 _EXCEPTION = re.compile(r"(?m)^(?:[\w<>]+\.)*(\w+(?:: .*)?)$")
@@ -294,8 +293,7 @@ def _reason(text: str) -> str:
     # Hadoop names the file in its own exception around one of AWS.
     described = (cause for cause in reversed(causes) if ": " in cause)
     line = next((c for c in described if not c.startswith(_AWS)), first_line(text))
-    one_word = _ONE_WORD.fullmatch(line)
-    line = one_word[1] if one_word is not None else _NOISE.sub("", line).strip()
+    line = _NOISE.sub("", line).strip()
     if causes and ": " not in causes[-1]:
         line = f"{line} (caused by {causes[-1]})"
     file = _UNREADABLE.search(text)

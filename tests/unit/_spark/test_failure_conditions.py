@@ -251,7 +251,7 @@ def test_file_that_cannot_be_read_is_named():
 
 def test_exception_is_named_if_its_message_is_only_a_path():
     error = flow_error("Job aborted\nCaused by: java.io.FileNotFoundException: /in/a.parquet", FLOW)
-    assert error.message.endswith(": FileNotFoundException: /in/a.parquet")
+    assert error.message.endswith("failed: java.io.FileNotFoundException: /in/a.parquet")
 
 
 def test_cause_without_a_message_follows_the_reason():
