@@ -115,7 +115,8 @@ class _Csv:
         self._options = options
         self._parse = options.record_options
         self._names = [field.name for field in schema.fields]
-        self._separator = _unescaped(options.parser_option("sep", "delimiter", default=","))
+        separator = options.parser_option("sep", "delimiter", default=",")
+        self._separator = separator.replace(r"\t", "\t")  # as Spark takes it
         self._quote = options.parser_option("quote", default='"')
         self._escape = options.parser_option("escape", default="\\")
         self._comment = options.parser_option("comment")
@@ -327,12 +328,6 @@ class _Csv:
 
 def _lookup(key: str, names: str) -> str:
     return f"get(tk, cast(array_position({names}, {key}) AS int) - 1)"
-
-
-def _unescaped(separator: str) -> str:
-    """A separator as Spark takes it: a backslash and the letter `t` are a tab."""
-    controls = {"t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-    return re.sub(r"\\([trbf\"'\\])", lambda match: controls.get(match[1], match[1]), separator)
 
 
 def _class(text: str) -> str:

@@ -205,11 +205,10 @@ def _compared(opened: OpenedFiles, files: "_Files") -> OpenedFiles:
     names = {readable(f.path): name for f in files.all if (name := file_name(f.path)) not in bad}
     schemas = distinct_schemas(opened.spark, options, list(names))
     unfit = misfits(opened.spark, options, opened.schema, list(names), schemas)
-    if unfit and options.rescued:
-        kept = [path for path in names if path not in unfit]
-        schemas = distinct_schemas(opened.spark, options, kept)
-    entries += [{"file": names.pop(path), "reason": why} for path, why in unfit.items()]
-    opened.state.save_note(QUARANTINED, entries)
+    if unfit:
+        entries += [{"file": names.pop(path), "reason": why} for path, why in unfit.items()]
+        opened.state.save_note(QUARANTINED, entries)
+        schemas = distinct_schemas(opened.spark, options, list(names))
     if not options.rescued:
         return opened
     seen = widest(schemas)
