@@ -30,7 +30,7 @@ from penstock._formats.merging import RESCUED, visible
 from penstock._formats.options import FileOptions
 from penstock._formats.sqltext import PATH, json_text, rescued_json, with_value
 from penstock._model.sql_text import literal, quoted
-from penstock._tables.write.schema import DIGITS
+from penstock._tables.write.schema import DIGITS, INTEGERS
 from penstock.errors import ConnectorError, SetupError
 
 _READERS = 4
@@ -46,16 +46,6 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     TimestampType: (DateType,),
 }
 """Types of which a type holds every value, as ORC's reader converts it."""
-_MISREAD: dict[type[DataType], tuple[type[DataType], ...]] = {
-    ByteType: (ShortType, IntegerType, DateType, DecimalType),
-    ShortType: (IntegerType, DateType, DecimalType),
-    IntegerType: (DateType, DecimalType),
-    LongType: (DateType, TimestampType, TimestampNTZType, DecimalType),
-    DoubleType: (DateType, DecimalType),
-    DateType: (ByteType, ShortType, IntegerType, DecimalType, TimestampType, TimestampNTZType),
-}
-"""Types whose stored numbers the readers of Parquet and Avro take for those of a type: a decimal
-12.50 becomes 1250."""
 
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
@@ -162,8 +152,8 @@ def _holds(wanted: DataType, seen: DataType, file_format: str) -> bool:
         if isinstance(wanted.elementType, StructType) and isinstance(seen.elementType, StructType):
             return misfit(wanted.elementType, seen.elementType, file_format=file_format) is None
         return _holds(wanted.elementType, seen.elementType, file_format)
-    if file_format != "orc":  # the other readers refuse what is not in the table
-        return type(seen) not in _MISREAD.get(type(wanted), ())
+    if file_format != "orc":
+        return not _is_misread(wanted, seen)
     if type(wanted) in _WIDER:
         return type(seen) is type(wanted) or type(seen) in _WIDER[type(wanted)]
     if isinstance(wanted, DecimalType):
@@ -172,6 +162,19 @@ def _holds(wanted: DataType, seen: DataType, file_format: str) -> bool:
             return whole >= seen.precision - seen.scale and wanted.scale >= seen.scale
         return whole >= DIGITS.get(type(seen), whole + 1)
     return type(wanted) is type(seen)
+
+
+def _is_misread(wanted: DataType, seen: DataType) -> bool:
+    """Whether the readers of Parquet and Avro take what is stored for a number of its own.
+
+    A decimal 12.50 becomes 1250. Other types that do not fit they refuse themselves.
+    """
+    if not isinstance(wanted, (DateType, DoubleType, *INTEGERS)):
+        return False
+    if isinstance(seen, DecimalType):
+        return seen.scale > 0
+    is_time = isinstance(seen, DateType | TimestampType | TimestampNTZType)
+    return is_time and type(seen) is not type(wanted)
 
 
 def avro_missing() -> SetupError:

@@ -161,9 +161,12 @@ def test_type_that_would_lose_values_is_named():
         (IntegerType(), DecimalType(9, 2), False),
         (LongType(), TimestampType(), False),
         (ArrayType(LongType()), ArrayType(DecimalType(9, 2)), False),
-        (DateType(), IntegerType(), False),
         (DateType(), TimestampType(), False),
+        (DateType(), DateType(), True),
+        (DateType(), IntegerType(), True),  # days since 1970, without Parquet's annotation
+        (LongType(), DecimalType(18, 0), True),
         (LongType(), IntegerType(), True),
+        (ShortType(), IntegerType(), True),
         (TimestampType(), TimestampNTZType(), True),
         (IntegerType(), StringType(), True),  # refused by the reader itself
     ],
