@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from update_project import Project
 
 from penstock._observe.events import UpdateState
+from penstock._tables.write.schema import LENGTHS
 
 SETTINGS = """
 name: views
@@ -37,6 +38,16 @@ CREATE OR REFRESH MATERIALIZED VIEW overall {policy} AS
 SELECT max(ts) AS newest, count(*) AS n, sum(v) AS total, min(v) FILTER (WHERE k = 99) AS least
 FROM clean;
 CREATE OR REFRESH MATERIALIZED VIEW whole {policy} AS SELECT count(*) AS n FROM totals
+"""
+
+WORDS = """
+CREATE OR REFRESH MATERIALIZED VIEW view {words} AS SELECT id, word FROM delta.`{src}`;
+CREATE OR REFRESH STREAMING TABLE stream {words} AS SELECT id, word FROM STREAM(delta.`{src}`);
+CREATE OR REFRESH STREAMING TABLE newest {words};
+CREATE FLOW changes AS AUTO CDC INTO newest FROM STREAM(delta.`{src}`)
+KEYS (id) SEQUENCE BY id STORED AS SCD TYPE 1;
+CREATE OR REFRESH STREAMING TABLE strict (id INT, word VARCHAR({most})) AS
+SELECT id, word FROM STREAM(delta.`{src}`)
 """
 
 
@@ -307,3 +318,37 @@ def test_a_view_reads_new_partitions_of_a_table_in_the_spark_catalog(spark, tmp_
             assert project.rows("sums", "k", "day") == rows
     finally:
         spark.sql("DROP TABLE days")
+
+
+def test_only_declared_lengths_limit_the_values_of_later_updates(spark, tmp_path):
+    project = Project(tmp_path, spark)
+    (tmp_path / "penstock.yaml").write_text(SETTINGS, encoding="utf-8")
+    table = f"delta.`{tmp_path}/src`"
+    spark.sql(f"CREATE TABLE {table} (id INT, word VARCHAR(2), code CHAR(2)) USING delta")
+
+    def update(word, most, words=""):
+        spark.sql(f"INSERT INTO {table} SELECT length('{word}'), '{word}', 'c'")
+        text = WORDS.format(src=tmp_path / "src", words=words, most=most)
+        if not words:  # new columns, which the writers of streams add
+            text = text.replace("SELECT id, word", "SELECT id, word, code", 2)
+        (tmp_path / "views.sql").write_text(text, encoding="utf-8")
+        return {failure.flow: str(failure) for failure in project.run().failures}
+
+    def lengths(name):
+        return [
+            field.metadata.get(LENGTHS) for field in project.table(name).schema if field.metadata
+        ]
+
+    names = ("view", "stream", "newest")
+    assert not update("ab", 2, "(id INT, word VARCHAR(2))")
+    assert [lengths(name) for name in (*names, "strict")] == [["varchar(2)"]] * 4
+    spark.sql(f"ALTER TABLE {table} ALTER COLUMN word TYPE VARCHAR(4)")
+    assert not update("abcd", 4)  # the tables of earlier versions had the lengths of their queries
+    assert [lengths(name) for name in names] == [[]] * 3
+    assert lengths("strict") == ["varchar(4)"]
+    spark.sql(f"ALTER TABLE {table} ALTER COLUMN word TYPE STRING")
+    [failure] = update("abcdef", 4).values()
+    assert "EXCEED_LIMIT_LENGTH" in failure
+    for name in names:
+        assert project.rows(name, "word") == [("ab",), ("abcd",), ("abcdef",)]
+    assert project.rows("strict", "word") == [("ab",), ("abcd",)]

@@ -10,7 +10,14 @@ from penstock._model.sql_text import delta_table, literal, quoted
 from penstock._tables.delta_log import DeltaJvm, file_count
 from penstock._tables.layout import TableRef
 from penstock._tables.write.create import create_table
-from penstock._tables.write.schema import compare, conformed, reconcile, schema_json
+from penstock._tables.write.schema import (
+    KEPT_METADATA,
+    LENGTHS,
+    compare,
+    conformed,
+    reconcile,
+    schema_json,
+)
 from penstock._tables.write.table_spec import (
     FEATURE,
     TableSpec,
@@ -84,7 +91,7 @@ def planned_changes(
     if spec.comment not in (None, state.comment):
         changes.append(f"comment {spec.comment!r}")
     if not changes and schema_json(_evolved(spec, before)) != schema_json(state.schema):
-        changes.append("nullability or comments of columns")
+        changes.append("nullability, comments or lengths of columns")
     return changes
 
 
@@ -186,18 +193,15 @@ def _differing(spec: TableSpec, have: Mapping[str, str]) -> dict[str, str]:
 def _evolved(spec: TableSpec, state: TableState) -> StructType:
     if spec.replace_schema and compare(state.schema, spec.schema).conflicts:
         return state.schema
-    merged = compare(state.schema, spec.schema).merged
-    if not spec.declared:
-        return merged
-    declared = {column.name.lower(): column for column in spec.schema}
+    declared = {column.name.lower(): column for column in spec.schema if spec.declared}
     columns = []
-    for column in merged:
+    for column in compare(state.schema, spec.schema).merged:
         wanted = declared.get(column.name.lower())
         nullable, metadata = column.nullable, dict(column.metadata or {})
+        metadata.pop(LENGTHS, None)  # only a declaration limits the values of later updates
         if wanted is not None:
             nullable = column.nullable or wanted.nullable
-            comment = (wanted.metadata or {}).get("comment")
-            if comment is not None:
-                metadata["comment"] = comment
+            known = wanted.metadata or {}
+            metadata |= {key: known[key] for key in KEPT_METADATA if known.get(key) is not None}
         columns.append(StructField(column.name, column.dataType, nullable, metadata))
     return StructType(columns)

@@ -26,7 +26,7 @@ LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
 COLUMN_MAPPING = "delta.columnMapping.mode"
 FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that column names can have only with column mapping."""
-_KEPT_METADATA = ("comment", LENGTHS)
+KEPT_METADATA = ("comment", LENGTHS)
 INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 EXACT_IN_DOUBLE = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType)
 DIGITS: dict[type[T.DataType], int] = {
@@ -322,13 +322,17 @@ def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame
 def plain_schema(
     schema: T.StructType, *, nullable: bool = False, keep_comments: bool = True
 ) -> T.StructType:
-    """A schema for a table: without watermark and other query metadata."""
+    """A schema for a table: without watermark and other query metadata.
+
+    With `nullable`, as for the columns of a query, also without lengths: a later query may return
+    longer values.
+    """
     columns = []
     for column in schema.toNullable() if nullable else schema:
         metadata = {
             key: value
             for key, value in (column.metadata or {}).items()
-            if keep_comments and key in _KEPT_METADATA
+            if keep_comments and key in KEPT_METADATA and not (nullable and key == LENGTHS)
         }
         columns.append(T.StructField(column.name, column.dataType, column.nullable, metadata))
     return T.StructType(columns)
