@@ -44,7 +44,8 @@ WORDS = """
 CREATE OR REFRESH MATERIALIZED VIEW view {words} AS SELECT id, word FROM delta.`{src}`;
 CREATE OR REFRESH STREAMING TABLE stream {words} AS SELECT id, word FROM STREAM(delta.`{src}`);
 CREATE OR REFRESH STREAMING TABLE newest {words};
-CREATE FLOW changes AS AUTO CDC INTO newest FROM STREAM(delta.`{src}`)
+CREATE TEMPORARY VIEW source AS SELECT * FROM STREAM(delta.`{src}`);
+CREATE FLOW changes AS AUTO CDC INTO newest FROM STREAM(source)
 KEYS (id) SEQUENCE BY id STORED AS SCD TYPE 1;
 CREATE OR REFRESH STREAMING TABLE strict (id INT, word VARCHAR({most})) AS
 SELECT id, word FROM STREAM(delta.`{src}`)
