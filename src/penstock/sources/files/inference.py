@@ -18,14 +18,15 @@ from penstock._model.quantity import parse_bytes
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
 
-TEXT = StructType().add("value", "string")
-BINARY = (
-    StructType()
+FIXED = {
+    "text": StructType().add("value", "string"),
+    "binaryfile": StructType()
     .add("path", "string")
     .add("modificationTime", "timestamp")
     .add("length", "long")
-    .add("content", "binary")
-)
+    .add("content", "binary"),
+}
+"""The columns of formats that have no others."""
 
 _CORRUPT = "__files_flaw"
 _MOST_SPELLED = 10_000
@@ -52,10 +53,8 @@ def sample(spark: SparkSession, files: Sequence[FoundFile]) -> list[FoundFile]:
 
 def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile]) -> StructType:
     """The columns of some files, without hints and partition columns; empty if they show none."""
-    if options.format == "text":
-        return TEXT
-    if options.format == "binaryfile":
-        return BINARY
+    if options.format in FIXED:
+        return FIXED[options.format]
     paths = [readable(file.path) for file in files]
     if not paths:
         return StructType([])

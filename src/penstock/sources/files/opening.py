@@ -31,7 +31,7 @@ from penstock.errors import ConnectorError, DefinitionError
 from penstock.sources.base import Read
 from penstock.sources.files.announced import FOLDER, AnnouncedFiles
 from penstock.sources.files.discovery import Discovery, choose_discovery
-from penstock.sources.files.inference import detect_format, infer, sample
+from penstock.sources.files.inference import FIXED, detect_format, infer, sample
 from penstock.sources.files.listing import (
     FileRoots,
     FoundFile,
@@ -262,7 +262,7 @@ def _learned(
 
 
 def _hinted(schema: StructType, options: FileOptions) -> StructType:
-    if not options.hints or options.format in ("text", "binaryfile"):
+    if not options.hints or options.format in FIXED:
         return schema
     return apply_hints(schema, options.hints)
 
@@ -296,7 +296,8 @@ def _given(
     names: Sequence[str] | None = options.partition_columns
     if names is None:
         names = state.note(_PARTITIONS)
-    if names is None:
+    own = FIXED.get(options.format, StructType()).names
+    if names is None and not fields.keys() <= {name.lower() for name in own}:
         seen = partition_schema(files.sample, files.roots, options)
         names = [f.name for f in seen.fields if f.name.lower() in fields]
         if files.all:
@@ -316,7 +317,7 @@ def _given(
 
 def _rows(opened: OpenedFiles) -> DataFrame:
     options, schema = opened.options, opened.schema
-    if options.format in ("text", "binaryfile"):
+    if options.format in FIXED:
         df = _raw(opened, options.format, schema)
     elif options.format in COLUMNAR:
         raw = _raw(opened, options.format, schema)
