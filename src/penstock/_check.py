@@ -103,7 +103,8 @@ def check_project(
         survey = opened.survey
         refused, unsure = opened.problems()
         # Files may declare a table for each row of a missing source.
-        if not (opened.index.flows or refused or unsure or opened.read_while_loaded):
+        declared = opened.index.flows or opened.index.sinks
+        if not (declared or refused or unsure or opened.read_while_loaded):
             refused = (empty_pipeline(settings.name, opened.loaded.sources),)
         return ProjectCheck(
             settings=settings,
