@@ -1,31 +1,20 @@
-"""The one way to open a pipeline: its session, what it declares, its graph and its tables."""
+"""The one way to open a pipeline: its session, what it declares, its graph and its tables.
+
+Java takes a second to start. What is needed after that is imported meanwhile, in functions.
+"""
 
 import contextlib
 import hashlib
 import os
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock._analysis.analysis import analyse
-from penstock._analysis.assumptions import Assumptions
-from penstock._analysis.context import ReadContext
-from penstock._analysis.evaluation import Evaluator
-from penstock._analysis.external_reads import ExternalReads
-from penstock._analysis.external_tables import ExternalTables
-from penstock._analysis.reader_hooks import export_old_functions, redirected
-from penstock._analysis.table_sources import DeltaSource
 from penstock._api.modules import installed_modules
-from penstock._execution.deferral import defer_unchanged
-from penstock._execution.file_states import FileStates
-from penstock._execution.flow_query import EngineContext
-from penstock._execution.flow_state import StateStore, check_migration
-from penstock._execution.queries import SparkEngine
-from penstock._execution.savepoints import restore_unfinished, unfinished_restore
-from penstock._execution.tables import PipelineTables
 from penstock._graph.dataflow import DataflowGraph, DatasetNode, FlowNode, deferred_error
 from penstock._graph.index import DefinitionIndex
 from penstock._graph.indexing import build_index
@@ -47,10 +36,21 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.layout import QUARANTINE_SUFFIX, layout_of
 from penstock._tables.metastore import HiveMetastore
 from penstock.errors import SpecError
-from penstock.sources.base import OpenedSource, Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock._analysis.assumptions import Assumptions
+    from penstock._analysis.context import ReadContext
+    from penstock._analysis.evaluation import Evaluator
+    from penstock._analysis.external_reads import ExternalReads
+    from penstock._analysis.external_tables import ExternalTables
+    from penstock._analysis.table_sources import DeltaSource
+    from penstock._execution.flow_query import EngineContext
+    from penstock._execution.flow_state import StateStore
+    from penstock._execution.queries import SparkEngine
+    from penstock._execution.tables import PipelineTables
+    from penstock.sources.base import OpenedSource, Position
 
 Loaded = TypeVar("Loaded")
 
@@ -80,10 +80,10 @@ class OpenPipeline:
     spark: "SparkSession"
     index: DefinitionIndex
     graph: "DataflowGraph"
-    state: StateStore
-    tables: PipelineTables
-    source: DeltaSource
-    evaluator: Evaluator
+    state: "StateStore"
+    tables: "PipelineTables"
+    source: "DeltaSource"
+    evaluator: "Evaluator"
     leases: PipelineLeases | None
     update_id: str = ""
 
@@ -110,10 +110,14 @@ class OpenPipeline:
 
     def check_migration(self, node: "FlowNode") -> None:
         """Refuse a flow whose table is being replaced."""
+        from penstock._execution.flow_state import check_migration
+
         check_migration(node.flow, self.state.flow(node.flow.name))
 
-    def engine(self, tables: PipelineTables, context: EngineContext) -> SparkEngine:
+    def engine(self, tables: "PipelineTables", context: "EngineContext") -> "SparkEngine":
         """An engine for the flows, which writes to `tables`."""
+        from penstock._execution.queries import SparkEngine
+
         return SparkEngine(self.evaluator, self.source, tables, context)
 
     def lease(self, *nodes: "DatasetNode") -> None:
@@ -133,9 +137,9 @@ def open_pipeline(
     *,
     update_id: str | None = None,
     selection: Selection = Selection(),
-    evaluator: Callable[..., Evaluator] = Evaluator,
+    evaluator: "Callable[..., Evaluator] | None" = None,
     on_hooks: Callable[[tuple[EventHook, ...]], None] | None = None,
-    edit: Callable[[PipelineDefinition, ExternalTables], PipelineDefinition] | None = None,
+    edit: "Callable[[PipelineDefinition, ExternalTables], PipelineDefinition] | None" = None,
     restores: bool = False,
 ) -> Iterator[OpenPipeline]:
     """Execute the source files of a pipeline and analyse its flows.
@@ -150,7 +154,7 @@ def open_pipeline(
             touched.
         update_id: Names the log of the session.
         selection: What is analysed.
-        evaluator: Makes what calls the query functions in the analysis.
+        evaluator: Makes what calls the query functions in the analysis; `None` = `Evaluator`.
         on_hooks: Called with the event hooks, before the analysis.
         edit: Replaces what the source files declared; for tests.
         restores: Open it also while the restore of a savepoint is unfinished.
@@ -167,6 +171,13 @@ def open_pipeline(
         project_session(settings, leases, update_id=update_id) as spark,
         starting_executors(spark) as executors_ready,
     ):
+        from penstock._analysis.analysis import analyse
+        from penstock._analysis.evaluation import Evaluator
+        from penstock._analysis.table_sources import DeltaSource
+        from penstock._execution.deferral import defer_unchanged
+        from penstock._execution.savepoints import restore_unfinished, unfinished_restore
+        from penstock._execution.tables import PipelineTables
+
         layout = layout_of(settings)
         if leases is not None and not restores:
             savepoint = unfinished_restore(StorageFiles(spark), layout)
@@ -184,7 +195,7 @@ def open_pipeline(
             spark,
             index,
             context,
-            evaluator,
+            evaluator or Evaluator,
             selected=index.select(tuple(selection.names)),
             keeps_refused=selection.keeps_refused,
             checks_tables=leases is None,
@@ -210,7 +221,7 @@ def open_pipeline(
         )
 
 
-def _located(graph: DataflowGraph, tables: PipelineTables) -> Iterator[tuple[str, str]]:
+def _located(graph: DataflowGraph, tables: "PipelineTables") -> Iterator[tuple[str, str]]:
     """Paths of the tables and quarantines of datasets, by key."""
     for node in graph.datasets.values():
         if node.is_stored or node.read_from is not None:
@@ -252,6 +263,7 @@ def project_session(
 ) -> "Iterator[SparkSession]":
     """A session in which the source files of a pipeline can be executed; see `open_pipeline`."""
     sources = find_sources(settings)  # a project without any is an error that needs no Spark
+    imports = threading.Thread(target=_import_ahead, name="imports")
     with contextlib.ExitStack() as stack:
         if leases is None:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-analysis-"))
@@ -260,29 +272,54 @@ def project_session(
                 log_file=Path(scratch) / "spark.log",
                 warehouse=scratch,
                 analysis_only=True,
+                while_starting=imports.start,
             )
         else:
             log_file = spark_log(settings, update_id or str(uuid.uuid4()))
-            session = open_session(settings, log_file=log_file, leases=leases)
+            session = open_session(
+                settings, log_file=log_file, leases=leases, while_starting=imports.start
+            )
         spark = stack.enter_context(session)
+        if imports.ident is not None:
+            imports.join()
+
+        from penstock._analysis.reader_hooks import export_old_functions
+
         stack.enter_context(installed_modules())
         stack.enter_context(project_imports(settings, sources))
         export_old_functions()
         yield spark
 
 
+def _import_ahead() -> None:
+    """Import what is needed after Java has started; if that fails, the later import reports it."""
+    with contextlib.suppress(Exception):
+        # It imports pandas; PySpark does so in its first call of Java.
+        import pyspark.testing.utils  # noqa: F401
+
+        import penstock._analysis.analysis
+        import penstock._analysis.observing
+        import penstock._execution.deferral
+        import penstock._execution.event_tables
+        import penstock._execution.queries
+        import penstock._execution.savepoints  # noqa: F401
+
+
 def execute(
     settings: PipelineSettings,
     spark: "SparkSession",
-    context: ReadContext,
+    context: "ReadContext",
     load: Callable[..., Loaded],
-    reads: ExternalReads | None = None,
+    reads: "ExternalReads | None" = None,
 ) -> Loaded:
     """Execute the source files of a pipeline.
 
     `load` is `load_definitions`, or `load_sources` to continue after errors. `reads` carries out
     what the files read meanwhile.
     """
+    from penstock._analysis.external_reads import ExternalReads
+    from penstock._analysis.reader_hooks import redirected
+
     with redirected(reads or ExternalReads(spark, context)), user_columns():
         return load(
             settings, namespace=notebook_globals(spark, settings, map_path=context.map_path)
@@ -306,8 +343,10 @@ def source_digest(settings: PipelineSettings) -> str:
     return digest.hexdigest()
 
 
-def state_store(settings: PipelineSettings, spark: "SparkSession") -> StateStore:
+def state_store(settings: PipelineSettings, spark: "SparkSession") -> "StateStore":
     """The epochs of a pipeline's flows."""
+    from penstock._execution.flow_state import StateStore
+
     return StateStore(StorageFiles(spark), layout_of(settings).state_dir, settings.name)
 
 
@@ -315,13 +354,17 @@ def read_context(
     settings: PipelineSettings,
     spark: "SparkSession",
     *,
-    state: StateStore | None = None,
+    state: "StateStore | None" = None,
     assumptions: "Assumptions | None" = None,
-) -> ReadContext:
+) -> "ReadContext":
     """What reads of the pipeline's code need to know.
 
     `assumptions` replace what is missing; `None` = that is an error.
     """
+    from penstock._analysis.context import ReadContext
+    from penstock._analysis.external_tables import ExternalTables
+    from penstock._execution.file_states import FileStates
+
     layout = layout_of(settings)
     notes: dict[str, None] = {}
     states = FileStates(StorageFiles(spark), layout, state or state_store(settings, spark))

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ def open_session(
     warehouse: str | None = None,
     leases: PipelineLeases | None = None,
     analysis_only: bool = False,
+    while_starting: Callable[[], object] = lambda: None,
 ) -> "Iterator[SparkSession]":
     """The session that a pipeline runs in, and its working directory.
 
@@ -52,6 +53,7 @@ def open_session(
         leases: Of a command that writes: inherited by the JVM, and taken in a storage on another
             machine as well.
         analysis_only: No queries will run.
+        while_starting: Called when Java's process has been started and does not answer yet.
     """
     remember_settings(settings)
     os.chdir(settings.root)
@@ -94,6 +96,7 @@ def open_session(
             log_file=str(log_file),
             pass_fds=() if leases is None else (leases.fd,),
             analysis_only=analysis_only,
+            while_starting=while_starting,
             python=python,
         )
     )

@@ -7,11 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock._analysis.evaluation import Evaluator
-from penstock._analysis.external_tables import ExternalTables
-from penstock._analysis.observing import PlanTexts
-from penstock._execution.event_tables import EventTables
-from penstock._execution.flow_query import EngineContext
 from penstock._launch import OpenPipeline, Selection, open_pipeline, source_digest
 from penstock._model.alert import AlertKind
 from penstock._model.pipeline import PipelineDefinition, PipelineSettings
@@ -49,6 +44,7 @@ from penstock._tables.files import local_path
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
+    from penstock._analysis.external_tables import ExternalTables
     from penstock._graph.dataflow import DataflowGraph
 
 
@@ -88,8 +84,10 @@ def plan_update(
     `plan_texts` takes the analysed plan of each flow as text. Raises as `open_pipeline`, and
     `PlanError` if the options cannot be applied.
     """
-    evaluator: Callable[..., Evaluator] = Evaluator
+    evaluator = None
     if plan_texts is not None:
+        from penstock._analysis.observing import PlanTexts
+
         evaluator = partial(PlanTexts, plan_texts)
     with open_pipeline(settings, selection=options.selection, evaluator=evaluator) as pipeline:
         return pipeline.graph, _plan(pipeline, options)
@@ -101,7 +99,7 @@ def run_update(
     *,
     bus: EventBus,
     on_running: Callable[[Update], None] | None = None,
-    edit: Callable[[PipelineDefinition, ExternalTables], PipelineDefinition] | None = None,
+    edit: "Callable[[PipelineDefinition, ExternalTables], PipelineDefinition] | None" = None,
 ) -> UpdateResult:
     """Run one update; return when it has ended and Spark's JVM is gone.
 
@@ -125,8 +123,13 @@ def run_update(
             on_hooks=observed.hooks.start,
             edit=edit,
         ) as pipeline,
-        EventTables(pipeline.spark, settings, observed.origin, bus.emit, observed.retention),
+        contextlib.ExitStack() as stack,
     ):
+        from penstock._execution.event_tables import EventTables
+
+        stack.enter_context(
+            EventTables(pipeline.spark, settings, observed.origin, bus.emit, observed.retention)
+        )
         # A storage on another machine is leased with the session: an update that waits for
         # that lease, or is refused, must not delete events of the one that holds it.
         observed.retention.start()
@@ -227,6 +230,8 @@ def _run(
     observed: ObservedStart,
     on_running: Callable[[Update], None] | None,
 ) -> UpdateResult:
+    from penstock._execution.flow_query import EngineContext
+
     settings, tables = pipeline.settings, pipeline.tables
     origin, lease = observed.origin, observed.leases.remote
     plan = _plan(pipeline, options)

@@ -16,16 +16,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock._spark.generated_names import without_generated_names
-from penstock._spark.plans import analyzed, kind_of, shown_expression, walk, whole_text
-from penstock._tables.jvm import dataframe, iterate
+from penstock._spark.plans import analyzed, own_class
+from penstock._tables.jvm import dataframe
 
 _Session = contextlib.AbstractContextManager[Callable[[DataFrame], DataFrame]]
 ANSI = "spark.sql.ansi.enabled"
 _FIELD = "_jsparkSession"
-_CAST = "CAST("
-_NUMBERS = frozenset(
-    f"{name}Type" for name in ("Byte", "Short", "Integer", "Long", "Float", "Double", "Decimal")
-)
 _logger = logging.getLogger(__name__)
 
 # The JVM session of a Python session, and its replacement on this thread.
@@ -96,42 +92,16 @@ def _install() -> None:
 def text_numbers(df: DataFrame) -> tuple[str, ...]:
     """The expressions in which Spark casts a string to a number implicitly, in ANSI mode.
 
-    A string that is not a number fails the batch there. Never raises: it is for a note only.
+    A string that is not a number fails the batch there. Never raises, and returns nothing in a
+    borrowed session without Penstock's Java classes: it is for a note only.
     """
+    own = own_class(df)
+    if own is None:
+        return ()
     try:
-        return tuple(dict.fromkeys(_implicit(df)))
+        lines = str(own.textNumbers(analyzed(df)))
     except Exception as error:
         _logger.debug("implicit casts are not known: %s", error)
         return ()
-
-
-def _implicit(df: DataFrame) -> Iterator[str]:
-    plan = analyzed(df)
-    # One call of the JVM instead of a walk, for queries without a cast.
-    if _CAST not in whole_text(plan).upper():
-        return
-    jvm: Any = df.sparkSession._jvm
-    pretty = jvm.org.apache.spark.sql.catalyst.util.__getattr__("package$").__getattr__("MODULE$")
-    by_user = jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST()
-    for node in walk(plan):
-        for named in iterate(node.expressions()):
-            expression = named.child() if kind_of(named) == "Alias" else named
-            # Only the pretty form omits implicit casts. Comparing both forms takes two calls of the
-            # JVM; a walk takes several for each part of an expression.
-            text = str(pretty.toPrettySQL(expression, False))
-            if str(expression.sql()).count(_CAST) > text.count(_CAST):
-                shown = without_generated_names(text).replace("`", "")
-                yield from _casts(expression, shown, by_user)
-
-
-def _casts(expression: Any, text: str, by_user: Any) -> Iterator[str]:
-    if (
-        kind_of(expression) == "Cast"
-        and expression.getTagValue(by_user).isEmpty()
-        and str(expression.evalMode().toString()) == "ANSI"
-        and str(expression.child().dataType().typeName()) == "string"
-        and kind_of(expression.dataType()).rstrip("$") in _NUMBERS
-    ):
-        yield f"{shown_expression(expression.child())} in {text}"
-    for child in iterate(expression.children()):
-        yield from _casts(child, text, by_user)
+    shown = (without_generated_names(line).replace("`", "") for line in lines.split("\0") if line)
+    return tuple(dict.fromkeys(shown))

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from py4j.java_gateway import JavaGateway
@@ -129,6 +129,7 @@ def start_jvm(
     last_jars: Sequence[str],
     pass_fds: tuple[int, ...],
     analysis_only: bool,
+    while_starting: Callable[[], object],
 ) -> JavaGateway:
     """Start Spark's JVM and connect to it.
 
@@ -139,7 +140,7 @@ def start_jvm(
     compiler = _NO_OPTIMIZING if analysis_only else _LATE_OPTIMIZING
     try:
         command = _java_command(conf, compiler, last) if directly else _submit_command(conf)
-        gateway = _launch(command, {_LAST_JARS: last}, log, pass_fds)
+        gateway = _launch(command, {_LAST_JARS: last}, log, pass_fds, while_starting)
         gateway.spark_log = log
         return gateway
     except Exception as error:
@@ -202,7 +203,11 @@ def _submit_command(conf: Mapping[str, str]) -> list[str]:
 
 
 def _launch(
-    command: list[str], variables: Mapping[str, str], log: SparkLog, pass_fds: tuple[int, ...]
+    command: list[str],
+    variables: Mapping[str, str],
+    log: SparkLog,
+    pass_fds: tuple[int, ...],
+    while_starting: Callable[[], object],
 ) -> JavaGateway:
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         info = Path(folder) / "gateway"
@@ -224,6 +229,7 @@ def _launch(
             preexec_fn=_ignore_stop_signals,
         )
         try:
+            while_starting()
             port, secret = _read_gateway(info, process)
             gateway = _connect(port, secret)
         except BaseException:

@@ -196,7 +196,7 @@ def query_text(df: DataFrame) -> str:
 
     Canonical plans number attributes by position and forget names, so the schema is part of it.
     """
-    plan, own = analyzed(df), _own_class(df)
+    plan, own = analyzed(df), own_class(df)
     text = whole_text(plan.canonicalized()) if own is None else str(own.canonical(plan))
     text = stable_plan(text)
     # A Delta relation has the version of its analysis; versions are compared separately.
@@ -214,11 +214,11 @@ def whole_text(plan: Any) -> str:
 
 def is_deterministic(df: DataFrame) -> bool:
     """Whether a query has the same result for the same rows of its sources."""
-    plan, own = analyzed(df), _own_class(df)
+    plan, own = analyzed(df), own_class(df)
     return bool(plan.deterministic() if own is None else own.isDeterministic(plan))
 
 
-def _own_class(df: DataFrame) -> Any:
+def own_class(df: DataFrame) -> Any:
     """`PlanText` of the JVM; `None` in a borrowed session without Penstock's Java classes."""
     jvm: Any = df.sparkSession._jvm
     java_class = jvm.penstock.delta.PlanText

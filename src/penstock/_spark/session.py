@@ -54,6 +54,7 @@ class SessionOptions:
         log_file: Output of the JVM, without secrets; only its owner may read it.
         pass_fds: File descriptors that the JVM inherits.
         analysis_only: No rows are processed; the JVM is tuned for a fast start.
+        while_starting: Called when the JVM's process has been started and does not answer yet.
         python: Executable file that a cluster's executors get and use as their Python. It is in the
             working directory, where the driver finds it under the same relative path.
     """
@@ -69,6 +70,7 @@ class SessionOptions:
     log_file: str
     pass_fds: tuple[int, ...] = ()
     analysis_only: bool = False
+    while_starting: Callable[[], object] = lambda: None
     python: Path | None = None
 
 
@@ -117,6 +119,7 @@ def build_session(options: SessionOptions) -> SparkSession:
             last_jars=options.store_jars,
             pass_fds=options.pass_fds,
             analysis_only=options.analysis_only,
+            while_starting=options.while_starting,
         )
         remember_names(gateway)
         try:

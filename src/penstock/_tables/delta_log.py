@@ -93,7 +93,6 @@ class DeltaJvm:
         """Penstock's Java classes."""
         self.has_own_classes = not isinstance(self.own.SplitTransaction, JavaPackage)
         """False in a borrowed session without Penstock's Java classes."""
-        self._statistics = getattr(self.own, "WriteTransaction$Statistics")
 
     def log(self, path: str) -> Any:
         """Delta's `DeltaLog` of a table, cached by Delta."""
@@ -113,10 +112,6 @@ class DeltaJvm:
     def version(self, path: str) -> int:
         return int(self.snapshot(path).version())
 
-    def statistics(self) -> Any:
-        """What `begin` keeps from one write for the next one; for one thread."""
-        return self._statistics() if self.has_own_classes else None
-
     def query_changes(self, df: DataFrame, since: Mapping[str, str]) -> Any:
         """Penstock's `QueryChanges`: how the result changed since versions of its tables."""
         return self.own.QueryChanges(df._jdf, dict(since))
@@ -130,16 +125,19 @@ class DeltaJvm:
             return df
         return DataFrame(self.own.QueryChanges.pinned(df._jdf), df.sparkSession)
 
-    def begin(self, path: str, statistics: Any = None) -> Any:
-        """A transaction on the newest version, to be committed on this thread."""
+    def begin(self, path: str, *, writes: bool = False) -> Any:
+        """A transaction on the newest version, to be committed on this thread.
+
+        `writes`: Penstock's `WriteTransaction`.
+        """
         # Delta reads the checkpoint of a version when it is needed first, which may be in the
         # commit, and fails on threads without an active session (DELTA_SPARK_SESSION_NOT_SET).
         sessions = self.jvm.org.apache.spark.sql.classic.SparkSession
         if not sessions.getActiveSession().isDefined():
             sessions.setActiveSession(self.spark._jsparkSession)
-        if statistics is None:
-            return self.log(path).startTransaction(self.none, self.none)
-        return self.own.WriteTransaction(self.log(path), statistics)
+        if writes and self.has_own_classes:
+            return self.own.WriteTransaction(self.log(path))
+        return self.log(path).startTransaction(self.none, self.none)
 
     def commit(self, transaction: Any, actions: Sequence[Any], operation: Any) -> int:
         """Commit, and compact the table if it has `delta.autoOptimize.autoCompact`; the version.
@@ -156,7 +154,7 @@ class DeltaJvm:
         """Commit an earlier version of a table again; `False` if only Delta's command can."""
         if not self.has_own_classes:
             return False
-        transaction = self.begin(path, self._statistics())
+        transaction = self.begin(path, writes=True)
         actions = self.own.Restore.actions(transaction, version)
         if actions is None:
             return False

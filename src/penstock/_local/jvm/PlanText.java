@@ -5,13 +5,18 @@ import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.HexFormat;
+import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.regex.Pattern;
 import java.util.stream.IntStream;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.CommutativeExpression;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
+import org.apache.spark.sql.catalyst.expressions.EvalMode;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.FrameLessOffsetWindowFunction;
 import org.apache.spark.sql.catalyst.expressions.GreaterThan;
@@ -27,9 +32,12 @@ import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.util.package$;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.NumericType;
 import org.apache.spark.sql.types.ObjectType;
+import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
@@ -72,6 +80,35 @@ public final class PlanText {
     }
     return parts.stream().anyMatch(part -> !part.deterministic())
         && parts.stream().allMatch(PlanText::isDeterministic);
+  }
+
+  /**
+   * Where ANSI mode casts strings to numbers that the query does not cast: "part in expression",
+   * separated by NUL.
+   */
+  public static String textNumbers(LogicalPlan plan) {
+    Set<String> lines = new LinkedHashSet<>();
+    addTextNumbers(plan, lines);
+    return String.join("\0", lines);
+  }
+
+  private static void addTextNumbers(LogicalPlan plan, Set<String> lines) {
+    for (Expression named : PlanParts.list(plan.expressions())) {
+      Expression expression = named instanceof Alias alias ? alias.child() : named;
+      addTextNumbers(expression, expression, lines);
+    }
+    PlanParts.list(plan.children()).forEach(child -> addTextNumbers(child, lines));
+  }
+
+  private static void addTextNumbers(Expression part, Expression whole, Set<String> lines) {
+    if (part instanceof Cast cast
+        && cast.getTagValue(Cast.USER_SPECIFIED_CAST()).isEmpty()
+        && cast.evalMode().equals(EvalMode.ANSI())
+        && cast.child().dataType() instanceof StringType
+        && cast.dataType() instanceof NumericType) {
+      lines.add(cast.child().sql() + " in " + package$.MODULE$.toPrettySQL(whole, false));
+    }
+    PlanParts.list(part.children()).forEach(child -> addTextNumbers(child, whole, lines));
   }
 
   private static boolean isParser(Expression expression) {

@@ -27,11 +27,9 @@ public final class SplitTransaction extends WriteTransaction {
   /**
    * @param partition the folder of the first partition column, such as {@code kind=other}
    * @param other the path of the table that its files are for
-   * @param statistics kept for the next batch
    */
-  public SplitTransaction(
-      DeltaLog log, Snapshot snapshot, String partition, String other, Statistics statistics) {
-    super(log, snapshot, statistics);
+  public SplitTransaction(DeltaLog log, Snapshot snapshot, String partition, String other) {
+    super(log, snapshot);
     this.partition = partition;
     this.other = other;
   }

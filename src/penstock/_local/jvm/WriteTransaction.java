@@ -5,6 +5,8 @@ import java.net.URI;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentMap;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.Dataset;
@@ -13,9 +15,9 @@ import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.types.DataTypeUtils;
 import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.DummySnapshot;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
-import org.apache.spark.sql.delta.actions.Metadata;
 import org.apache.spark.sql.delta.actions.Protocol;
 import org.apache.spark.sql.delta.stats.DeltaJobStatisticsTracker;
 import org.apache.spark.sql.delta.stats.StatisticsCollection;
@@ -31,44 +33,54 @@ import scala.jdk.javaapi.CollectionConverters;
  * A transaction of a flow that writes often; {@link Checkpoints} writes its checkpoints.
  *
  * <p>Delta analyzes the expression of the statistics of files for every write: a twelfth of the
- * processor time of a small batch. Here it is kept for the next write of the same columns, and with
- * it what {@link KeptStatistics} compiles.
+ * processor time of a small batch. Here it is kept for the next write of the same columns, to any
+ * table, and with it what {@link KeptStatistics} compiles.
  */
 public class WriteTransaction extends OptimisticTransaction {
-  /** The expression of the last write. Used by one thread at a time. */
-  public static final class Statistics {
-    private Key key;
-    private Tuple2<Expression, Seq<Attribute>> expression;
-    private String id;
-  }
+  /** What the expression of the statistics depends on. */
+  private record Columns(
+      String tableSchema,
+      Seq<String> partitions,
+      Map<String, String> properties,
+      Protocol protocol,
+      StructType written,
+      String timeZone) {}
 
-  private record Key(Metadata metadata, Protocol protocol, StructType columns, String timeZone) {}
+  private record Statistics(Tuple2<Expression, Seq<Attribute>> expression, String id) {}
 
   private static final int LISTED_VERSIONS = 8;
+  private static final int MOST = 500;
+  private static final ConcurrentMap<Columns, Statistics> STATISTICS = new ConcurrentHashMap<>();
 
-  private final Statistics statistics;
+  private Statistics statistics;
 
   /** On a given version of the table. */
-  public WriteTransaction(DeltaLog log, Snapshot snapshot, Statistics statistics) {
+  public WriteTransaction(DeltaLog log, Snapshot snapshot) {
     super(log, Option.empty(), snapshot);
-    this.statistics = statistics;
   }
 
   /** On the newest version of the table. */
-  public WriteTransaction(DeltaLog log, Statistics statistics) {
-    super(log, Option.empty(), newest(log));
-    this.statistics = statistics;
+  public WriteTransaction(DeltaLog log) {
+    this(log, newest(log));
   }
 
   /**
    * The newest snapshot of a table. Delta lists the log for it, a tenth of the time of a small
    * batch. On a local disk, it is enough that the newest known commit is the same and the next one
    * does not exist. For every eighth version the log is listed, to use new checkpoints.
+   *
+   * <p>Of a table that does not exist, Delta's snapshot computes the protocol whenever it is used:
+   * about 30 times until the table is created.
    */
   public static Snapshot newest(DeltaLog log) {
     Snapshot known = log.unsafeVolatileSnapshot();
     boolean isNewest = known.version() % LISTED_VERSIONS != 0 && hasNewestCommit(log, known);
-    return isNewest ? known : log.update(false, Option.empty(), Option.empty());
+    Snapshot newest = isNewest ? known : log.update(false, Option.empty(), Option.empty());
+    if (newest.version() >= 0) {
+      return newest;
+    }
+    Option<Protocol> protocol = Option.apply(newest.protocol());
+    return new DummySnapshot(log.logPath(), log, newest.metadata(), Option.empty(), protocol);
   }
 
   /** Sets the metrics of an operation in {@code DESCRIBE HISTORY}. */
@@ -87,8 +99,13 @@ public class WriteTransaction extends OptimisticTransaction {
 
   private static boolean hasNewestCommit(DeltaLog log, Snapshot known) {
     URI folder = log.logPath().toUri();
+    if (!"file".equals(folder.getScheme())) {
+      return false;
+    } else if (known.version() < 0) {
+      return !new File(folder.getPath()).exists();
+    }
     Seq<FileStatus> commits = known.logSegment().deltas();
-    if (!"file".equals(folder.getScheme()) || commits.isEmpty()) {
+    if (commits.isEmpty()) {
       return false;
     }
     FileStatus last = commits.last();
@@ -112,14 +129,26 @@ public class WriteTransaction extends OptimisticTransaction {
   @Override
   public Tuple2<Expression, Seq<Attribute>> getStatsColExpr(
       Seq<Attribute> columns, StatisticsCollection collection) {
-    String timeZone = spark().conf().get("spark.sql.session.timeZone");
-    StructType schema = DataTypeUtils.fromAttributes(columns);
-    Key key = new Key(metadata(), protocol(), schema, timeZone);
-    if (!key.equals(statistics.key)) {
-      statistics.expression = super.getStatsColExpr(columns, collection);
-      statistics.key = key;
-      statistics.id = UUID.randomUUID().toString();
+    Map<String, String> properties =
+        new HashMap<>(CollectionConverters.asJava(metadata().configuration()));
+    properties.keySet().removeIf(name -> !name.startsWith("delta."));
+    Columns key =
+        new Columns(
+            metadata().schemaString(),
+            metadata().partitionColumns(),
+            properties,
+            protocol(),
+            DataTypeUtils.fromAttributes(columns),
+            spark().conf().get("spark.sql.session.timeZone"));
+    if (STATISTICS.size() >= MOST) {
+      STATISTICS.clear();
     }
+    statistics =
+        STATISTICS.computeIfAbsent(
+            key,
+            unknown ->
+                new Statistics(
+                    super.getStatsColExpr(columns, collection), UUID.randomUUID().toString()));
     return statistics.expression;
   }
 

@@ -35,7 +35,7 @@ def create_table(
     if spec.cluster_by or has_identity(schema):
         _build(delta, table, spec, schema, properties, replace=replace)
         return
-    transaction = delta.begin(table.path)
+    transaction = delta.begin(table.path, writes=True)
     content = _content(spec, schema, properties, transaction)
     if replace:
         content["configuration"] = {**delta.metadata(transaction).configuration, **properties}

@@ -90,7 +90,6 @@ class FencedTable:
         self.ref = ref
         self.delta = delta
         self.app_id = app_id
-        self._statistics = delta.statistics()
         self.live_files = LiveFiles(delta, ref.path)
         self._version = _UNKNOWN
         self._metadata: TableMetadata | None = None
@@ -108,7 +107,7 @@ class FencedTable:
         at all while every version of the table was committed by this process. The first call checks
         the log.
         """
-        transaction = self.delta.begin(self.ref.path, self._statistics)
+        transaction = self.delta.begin(self.ref.path, writes=True)
         version = int(transaction.snapshot().version())
         if version < 0:
             raise InternalError("TABLE_NOT_PREPARED", f"{self.ref.name} does not exist")

@@ -77,7 +77,6 @@ class TableFiles:
         self._path = path
         self._delta = delta
         self._sql = delta_table(path)
-        self._statistics = delta.statistics()
 
     def known(self) -> Any:
         """Delta's newest snapshot in memory, without a look at the storage."""
@@ -124,7 +123,7 @@ class TableFiles:
         be removed, of larger ones a quarter as many. Of a table with clustering columns, all files
         that are not clustered yet are rewritten.
         """
-        txn = self._delta.begin(self._path, self._statistics)
+        txn = self._delta.begin(self._path, writes=True)
         snapshot = txn.snapshot()
         listed = LiveFiles(self._delta, self._path).listed(snapshot)
         if below is None:

@@ -89,7 +89,6 @@ class RowFiles:
         self._quarantine = quarantine
         self._split = split
         self._replaces = replaces
-        self._statistics = delta.statistics()
         self._staging: Any = None
         self._staging_generation = -1
 
@@ -125,9 +124,9 @@ class RowFiles:
         quarantine = self._quarantine.ref.path if split.quarantine and self._quarantine else None
         own, log, snapshot = self._delta.own, self._delta.log(target), txn.jvm.snapshot()
         if quarantine is None:
-            staging = own.WriteTransaction(log, snapshot, self._statistics)
+            staging = own.WriteTransaction(log, snapshot)
         else:
-            staging = own.SplitTransaction(log, snapshot, BAD_FOLDER, quarantine, self._statistics)
+            staging = own.SplitTransaction(log, snapshot, BAD_FOLDER, quarantine)
         staging.updateMetadata(self._staging, False)
         good, bad, counts = sort_files(
             df.sparkSession,
