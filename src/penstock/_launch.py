@@ -32,6 +32,7 @@ from penstock._runtime.leases import NOT_STOPPABLE, PipelineLeases
 from penstock._session import open_session, spark_log
 from penstock._spark.call_sites import user_columns
 from penstock._spark.executors import starting_executors
+from penstock._spark.jvm import import_for_calls
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import QUARANTINE_SUFFIX, layout_of
 from penstock._tables.metastore import HiveMetastore
@@ -294,11 +295,9 @@ def project_session(
 def _import_ahead() -> None:
     """Import what is needed after Java has started; if that fails, the later import reports it."""
     with contextlib.suppress(Exception):
-        # It imports pandas; PySpark does so in its first call of Java.
-        import pyspark.testing.utils  # noqa: F401
+        import_for_calls()
 
         import penstock._analysis.analysis
-        import penstock._analysis.observing
         import penstock._execution.deferral
         import penstock._execution.event_tables
         import penstock._execution.queries

@@ -97,3 +97,16 @@ def test_check_refuses_a_project_that_declares_nothing(
     (tmp_path / "helpers.py").write_text("import dlt\n\ndef orders(): ...\n", "utf-8")
     check = check_project(load_settings(tmp_path, source=tmp_path))
     assert [error.condition for error in check.refused] == ["PIPELINE_EMPTY"]
+
+
+def test_check_accepts_a_project_that_declares_only_a_sink(
+    spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    code = 'from pyspark import pipelines as dp\n\ndp.create_sink("out", "console", {})\n'
+    (shop / "sinks.py").write_text(code, encoding="utf-8")
+    check = check_project(load_settings(tmp_path, source=shop))
+    assert check.refused == ()
+    assert check.datasets == {}

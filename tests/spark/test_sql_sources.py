@@ -316,3 +316,16 @@ def test_column_list_with_types_keeps_generated_columns_and_comments(analysed, s
     assert schema["id"].metadata["comment"] == 'the "id"'
     assert "CAST(ts AS DATE)" in schema["a day"].metadata["delta.generationExpression"]
     assert node.declared.partition_cols == ("a day",)
+
+
+def test_auto_cdc_reads_the_stream_of_a_delta_table_by_its_path(analysed, spark, tmp_path: Path):
+    changes = tmp_path / "changes"
+    spark.range(1).selectExpr("id", "1 AS at").write.format("delta").save(str(changes))
+    graph = analysed(
+        f"""
+        CREATE OR REFRESH STREAMING TABLE customers;
+        CREATE FLOW changes AS AUTO CDC INTO customers FROM STREAM(delta.`{changes}`)
+          KEYS (id) SEQUENCE BY at;
+        """
+    )
+    assert columns(graph, "customers") == ["id long", "at integer"]

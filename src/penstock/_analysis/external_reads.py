@@ -1,7 +1,7 @@
 """Reads of tables and files that are not datasets of the pipeline."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -60,6 +60,9 @@ class ExternalReads:
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """The rows of a table, or `None` to use Spark's catalog."""
+        parts = split_name(name)
+        if isinstance(reader, DataStreamReader) and _names_path(parts):
+            return reader.format(parts[0]).load(parts[1])  # Spark has no stream of such a name
         what = f"table {name.replace('`', '')}"
         self.record(what)
         table = self.context.external_tables.find(name)
@@ -109,7 +112,9 @@ class ExternalReads:
             if isinstance(reference, FunctionCall):
                 events = self.context.events
                 df = call_function(self._spark, reference, self._read_files, events)
-            elif _is_path(reference) and not (reference.is_time_travel or reference.is_changed):
+            elif _names_path(reference.parts) and not (
+                reference.is_time_travel or reference.is_changed
+            ):
                 df = self._path_relation(reference)
             else:
                 return self._relation(reference)
@@ -253,7 +258,7 @@ class ExternalReads:
         """A Delta table by its path, for what a view has not: versions, and rows to change."""
         if not (reference.is_time_travel or reference.is_changed):
             return None
-        if _is_path(reference):
+        if _names_path(reference.parts):
             source, path = reference.parts
             replacement = quoted(source, self.real_path(path))
         else:
@@ -300,6 +305,6 @@ class ExternalReads:
         return self._opened(source, self._described(read))
 
 
-def _is_path(reference: RelationReference) -> bool:
+def _names_path(parts: Sequence[str]) -> bool:
     """Whether a name is ``format.`/path` ``."""
-    return len(reference.parts) == 2 and reference.parts[0].lower() in _PATH_FORMATS
+    return len(parts) == 2 and parts[0].lower() in _PATH_FORMATS

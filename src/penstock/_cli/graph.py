@@ -122,8 +122,10 @@ def _explanation(settings: "PipelineSettings", dataset: str) -> dict[str, Any]:
             param_hint="DATASET",
         )
     layout = layout_of(settings)
-    body: dict[str, Any] = {"version": 1, "name": key, "kind": "sink", "declared_at": None}
-    if node is not None:
+    body: dict[str, Any] = {"version": 1, "name": key, "kind": "sink"}
+    if node is None:
+        body["declared_at"] = str(graph.sinks[key].origin)
+    else:
         stored = node.is_stored
         override = node.declared.path if stored else node.read_from
         body |= {
@@ -256,7 +258,7 @@ def _last_refresh(settings: "PipelineSettings", key: str) -> dict[str, Any] | No
 
 
 def _lines(body: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{body['name']} [{body['kind']}] declared at {body['declared_at'] or '?'}"
+    yield f"{body['name']} [{body['kind']}] declared at {body['declared_at']}"
     if body.get("path"):
         yield f"  path: {body['path']}"
     if body.get("deferral"):

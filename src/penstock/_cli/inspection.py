@@ -272,8 +272,10 @@ def events(
     output: options.Output = "text",
 ) -> None:
     """Print the event log."""
+    from difflib import get_close_matches
+
     from penstock._observe import segments
-    from penstock._observe.codec import event_of
+    from penstock._observe.codec import EVENT_TYPES, event_of
     from penstock._observe.events import Level
     from penstock._project.event_store import read_events_of
 
@@ -295,6 +297,9 @@ def events(
                 print(printable(line), flush=follow)
     if is_empty and not follow:
         what = "no events match" if segments.updates(directory) else "there are no events yet"
+        near = get_close_matches(event_type or "", EVENT_TYPES, n=1)
+        if near and near[0] != event_type:
+            what = f"no events have the type {event_type!r} (did you mean {near[0]!r}?)"
         print(f"{what} in {directory}", file=sys.stderr)
 
 

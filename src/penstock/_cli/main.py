@@ -1,5 +1,7 @@
 """The command line: its commands, and the handling of their errors."""
 
+import atexit
+import gc
 import logging
 import os
 import sys
@@ -32,6 +34,9 @@ from penstock._cli import (
 )
 from penstock._cli.failure import report
 from penstock._cli.masked_output import masked_output
+
+# Python looks for garbage several times while it ends: 0.3 s of each command with pandas.
+atexit.register(gc.freeze)
 
 app = typer.Typer(
     name="penstock",

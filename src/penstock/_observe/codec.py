@@ -27,6 +27,7 @@ _BODIES: Mapping[str, type[Body]] = {
     for body in vars(events).values()
     if isinstance(body, type) and issubclass(body, Body) and hasattr(body, "event_type")
 }
+EVENT_TYPES = tuple(_BODIES)
 _QUALITY = ("dropped_records", "quarantined_records", "late_records", "duplicate_records")
 _METRICS = tuple(known.name for known in fields(events.FlowMetrics) if known.name not in _QUALITY)
 _ORIGIN_NAMES = ("pipeline_name", "update_id", "dataset_name", "flow_name", "sink_name")

@@ -154,6 +154,11 @@ def start_jvm(
         log.started()
 
 
+def import_for_calls() -> None:
+    """Import what PySpark imports in its first call of Java, such as pandas."""
+    import pyspark.testing.utils  # noqa: F401
+
+
 def _locale() -> dict[str, str]:
     """Java takes the encoding of file names from the locale; Python's is UTF-8 in `C`, too."""
     encodings = locale.getencoding(), sys.getfilesystemencoding()

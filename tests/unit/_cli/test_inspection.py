@@ -84,6 +84,8 @@ def test_message_is_shown_when_no_event_matches(capsys: pytest.CaptureFixture[st
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("no events match in ")
+    assert main(["events", "--type", "flow_progres"]) == 0
+    assert "'flow_progres' (did you mean 'flow_progress'?)" in capsys.readouterr().err
 
 
 def test_control_characters_of_data_are_escaped(

@@ -48,7 +48,8 @@ final class AffectedKeys {
     } else if (node instanceof LogicalRelation leaf) {
       return PlanParts.project(keys, query.changed(leaf));
     } else if (node instanceof Project project) {
-      return touched(project.child(), PlanParts.replaced(keys, PlanParts.values(project.projectList())));
+      var values = PlanParts.values(project.projectList());
+      return touched(project.child(), PlanParts.replaced(keys, values));
     } else if (node instanceof Filter filter) {
       return touchedByFilter(filter, keys);
     } else if (node instanceof Union) {

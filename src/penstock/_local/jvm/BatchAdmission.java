@@ -14,16 +14,16 @@ import org.apache.spark.sql.execution.streaming.runtime.StreamExecution;
 import org.apache.spark.util.Clock;
 
 /**
- * Streaming queries take turns: few of them work at the same time, first come, first served. A query
- * with less patience goes ahead of those that have waited for less than the difference.
+ * Streaming queries take turns: few of them work at the same time, first come, first served. A
+ * query with less patience goes ahead of those that have waited for less than the difference.
  *
  * <p>A turn is one trigger of a query, from the look at its sources to the commit of its batch. A
  * query that waits has not looked yet, so the longer it waits, the more rows its batch takes up. A
  * trigger without new data ends its turn after milliseconds.
  *
  * <p>Nothing can wait for ever: a turn that takes longer than its limit still goes on, but the next
- * query is admitted beside it. As long as no turn is much longer, there are at most twice as many as
- * permitted: where the machine is slow for all of them, more would make it slower.
+ * query is admitted beside it. As long as no turn is much longer, there are at most twice as many
+ * as permitted: where the machine is slow for all of them, more would make it slower.
  */
 public final class BatchAdmission {
   private static final int MUCH_LONGER = 12;
@@ -225,7 +225,9 @@ public final class BatchAdmission {
       return System.nanoTime();
     }
 
-    /** Asked between two triggers. The clock may be set back: no wait is longer than the interval. */
+    /**
+     * Asked between two triggers. The clock may be set back: no wait is longer than the interval.
+     */
     @Override
     public long waitTillTime(long target) {
       turn.leave();

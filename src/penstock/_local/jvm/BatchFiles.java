@@ -40,9 +40,10 @@ import scala.runtime.BoxedUnit;
  * A session extension: lists the files of a micro-batch, and those of a table with few files,
  * without a query.
  *
- * <p>Delta makes a DataFrame of the files of each micro-batch, filters it by partition, and collects
- * it again: a fifth of the processor time of a small batch. The files of a table are rows of the
- * state that it computes from the log: to compile this query takes seconds of the first update.
+ * <p>Delta makes a DataFrame of the files of each micro-batch, filters it by partition, and
+ * collects it again: a fifth of the processor time of a small batch. The files of a table are rows
+ * of the state that it computes from the log: to compile this query takes seconds of the first
+ * update.
  */
 public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, BoxedUnit> {
   @Override

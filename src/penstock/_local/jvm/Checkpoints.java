@@ -90,8 +90,8 @@ public final class Checkpoints implements PostCommitHook {
   }
 
   /**
-   * Generating code for the wide rows of a log takes longer than to interpret a few thousand of them:
-   * it was most of the time of a checkpoint.
+   * Generating code for the wide rows of a log takes longer than to interpret a few thousand of
+   * them: it was most of the time of a checkpoint.
    */
   private static SparkSession interpreting(SparkSession session) {
     SparkSession other = ((org.apache.spark.sql.classic.SparkSession) session).cloneSession();

@@ -144,7 +144,8 @@ public final class FileRows {
     byte[] bitmap = positions.serializeAsByteArray(RoaringBitmapArrayFormat.Portable());
     parts.add(files.size(), file, log);
     files.add(new Rows(bitmap, isExcept, copies));
-    bytes += isExcept ? FACTOR * file.getFileSize() : positions.cardinality() * columns.defaultSize();
+    bytes +=
+        isExcept ? FACTOR * file.getFileSize() : positions.cardinality() * columns.defaultSize();
   }
 
   /** The rows as a query of one job with up to so many tasks. */

@@ -5,7 +5,9 @@ import java.util.Iterator;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 
-/** Delta's log on Google Cloud Storage; versions are written only while this driver has the lease. */
+/**
+ * Delta's log on Google Cloud Storage; versions are written only while this driver has the lease.
+ */
 public final class GcsLogStore extends io.delta.storage.GCSLogStore {
 
   public GcsLogStore(Configuration initHadoopConf) {

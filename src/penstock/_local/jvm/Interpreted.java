@@ -22,8 +22,8 @@ import scala.jdk.javaapi.CollectionConverters;
 /**
  * An expression that few rows need, such as the search for what does not fit into the columns.
  *
- * <p>Spark generates no code for functions with lambdas, nor for a step of a query that contains one:
- * every row would be copied before and after it. As a call of this object, the expression is
+ * <p>Spark generates no code for functions with lambdas, nor for a step of a query that contains
+ * one: every row would be copied before and after it. As a call of this object, the expression is
  * evaluated where it is needed, and the step is compiled together with its neighbours.
  */
 public final class Interpreted implements Serializable {
@@ -56,13 +56,14 @@ public final class Interpreted implements Serializable {
     LogicalPlan plan = ReplaceExpressions.apply(value.queryExecution().analyzed());
     Expression expression = inlined(plan.expressions().head());
     var input = package$.MODULE$.AttributeSeq(plan.children().head().output());
-    Interpreted bound = new Interpreted(BindReferences.bindReference(expression, input, false), sql);
+    Expression resolved = BindReferences.bindReference(expression, input, false);
+    Interpreted bound = new Interpreted(resolved, sql);
     Column[] arguments = columns.stream().map(functions::col).toArray(Column[]::new);
     Column row = functions.struct(arguments);
     return RowFunction.column(bound, expression.dataType(), true, row);
   }
 
-  /** Spark's rule for values that are used twice adds steps to the query; here, they are repeated. */
+  /** Spark's rule for values that are used twice adds steps to the query. They are repeated. */
   private static Expression inlined(Expression expression) {
     Expression node = withChildren(expression, Interpreted::inlined);
     return node instanceof With with ? withValues(with.child(), with.defs()) : node;

@@ -56,7 +56,9 @@ final class KeyColumns {
       AffectedKeys.checkGroups(AffectedKeys.groups(node));
       List<Attribute> output = PlanParts.output(node);
       return List.of(
-          output.stream().filter(c -> AffectedKeys.isWithin(List.of(c), AffectedKeys.groups(node))).toList());
+          output.stream()
+              .filter(c -> AffectedKeys.isWithin(List.of(c), AffectedKeys.groups(node)))
+              .toList());
     } else if (children.isEmpty()) {
       return List.of(PlanParts.output(node));
     }

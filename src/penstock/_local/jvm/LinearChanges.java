@@ -20,8 +20,9 @@ final class LinearChanges {
   private final boolean isSigned;
 
   /**
-   * @param isSigned whether rows were removed from tables, too. The changes then have a last column:
-   *     the number of copies of a row, negative if they are removed; a row may be there several times
+   * @param isSigned whether rows were removed from tables, too. The changes then have a last
+   *     column: the number of copies of a row, negative if they are removed; a row may be there
+   *     several times
    */
   LinearChanges(QueryChanges query, boolean isSigned) {
     this.query = query;

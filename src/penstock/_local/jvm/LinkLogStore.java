@@ -75,9 +75,9 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
   }
 
   /**
-   * Looks at files of wanted versions only. Every update of a table's state lists its log, and Delta
-   * looks at all files of the folder: at least one for each commit of the last month. From the last
-   * checkpoint on, even the names in the folder are not needed.
+   * Looks at files of wanted versions only. Every update of a table's state lists its log, and
+   * Delta looks at all files of the folder: at least one for each commit of the last month. From
+   * the last checkpoint on, even the names in the folder are not needed.
    */
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
@@ -108,8 +108,8 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
 
   /**
    * The files of a version and those after it, by looking for them by name: versions have no gaps.
-   * {@code null} if the version is before the last checkpoint, where any files may be missing, or if
-   * that has another name than its version alone.
+   * {@code null} if the version is before the last checkpoint, where any files may be missing, or
+   * if that has another name than its version alone.
    */
   private static List<String> namesSinceCheckpoint(File folder, String from) throws IOException {
     if (!from.matches("\\d{20}\\..*")) {
@@ -119,7 +119,8 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
     try {
       checkpoint =
           LAST_CHECKPOINT.matcher(
-              Files.readString(folder.toPath().resolve("_last_checkpoint"), StandardCharsets.UTF_8));
+              Files.readString(
+                  folder.toPath().resolve("_last_checkpoint"), StandardCharsets.UTF_8));
     } catch (NoSuchFileException e) {
       return null;
     }

@@ -40,8 +40,8 @@ import scala.jdk.javaapi.CollectionConverters;
  * The files of a table, kept between the batches of a writer.
  *
  * <p>Delta computes the files of each new version from its log by a Spark job. Here, the commits
- * since the last version, or since a checkpoint, are applied to the files of that version, and Delta
- * computes them only if commits are missing or too many.
+ * since the last version, or since a checkpoint, are applied to the files of that version, and
+ * Delta computes them only if commits are missing or too many.
  */
 public final class LiveFiles {
   private static final int MOST_COMMITS = 100;

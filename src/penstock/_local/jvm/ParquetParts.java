@@ -22,8 +22,8 @@ import scala.collection.immutable.Map$;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Data files of a table, read by Spark's Parquet reader without a query: analysis and planning would
- * take longer than reading a million rows.
+ * Data files of a table, read by Spark's Parquet reader without a query: analysis and planning
+ * would take longer than reading a million rows.
  */
 final class ParquetParts {
   private static final long PART_BYTES = 64L << 20;

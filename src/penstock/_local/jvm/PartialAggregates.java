@@ -146,7 +146,8 @@ final class PartialAggregates {
    */
   boolean canSubtract(QueryChanges query) {
     // Sums over no rows are NULL.
-    if (rowCount == null || keys.isEmpty() || merges.stream().anyMatch(m -> !m.isEmpty() && !m.equals("sum"))) {
+    boolean onlySums = merges.stream().allMatch(m -> m.isEmpty() || m.equals("sum"));
+    if (rowCount == null || keys.isEmpty() || !onlySums) {
       return false;
     }
     LogicalPlan known = UpdateAttributeNullability.apply(query.withKnownNulls(aggregate));

@@ -289,7 +289,10 @@ final class PlanParts {
 
   /** The rows of a plan for which expressions have the values of a row of other. */
   static LogicalPlan semi(
-      LogicalPlan plan, List<? extends Expression> expressions, LogicalPlan other, boolean nullSafe) {
+      LogicalPlan plan,
+      List<? extends Expression> expressions,
+      LogicalPlan other,
+      boolean nullSafe) {
     LogicalPlan keys = fresh(other);
     Expression condition = equal(expressions, output(keys), nullSafe);
     return join(plan, keys, LeftSemi$.MODULE$, condition);

@@ -308,7 +308,8 @@ public final class QueryChanges {
     return leaf.copy(
         snapshot
             .deltaLog()
-            .createRelation(PlanParts.seq(List.of()), Option.apply(snapshot), leaf.catalogTable(), true),
+            .createRelation(
+                PlanParts.seq(List.of()), Option.apply(snapshot), leaf.catalogTable(), true),
         leaf.output(),
         leaf.catalogTable(),
         leaf.isStreaming(),

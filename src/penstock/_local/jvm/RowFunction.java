@@ -18,7 +18,9 @@ import org.apache.spark.sql.types.StructType;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
-/** What the parsers of records share: objects whose method {@code evaluate} is a function of SQL. */
+/**
+ * What the parsers of records share: objects whose method {@code evaluate} is a function of SQL.
+ */
 final class RowFunction {
   private RowFunction() {}
 

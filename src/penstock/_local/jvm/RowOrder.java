@@ -74,7 +74,8 @@ final class RowOrder {
       parts = PlanParts.replaced(parts, PlanParts.values(project.projectList()));
     } else if (node instanceof Aggregate groups) {
       parts = PlanParts.replaced(parts, PlanParts.values(groups.aggregateExpressions()));
-      parts = Stream.concat(parts.stream(), PlanParts.list(groups.groupingExpressions()).stream()).toList();
+      List<Expression> keys = PlanParts.list(groups.groupingExpressions());
+      parts = Stream.concat(parts.stream(), keys.stream()).toList();
     } else if (node instanceof Window window) {
       parts = PlanParts.replaced(parts, PlanParts.values(window.windowExpressions()));
     } else {

@@ -106,7 +106,8 @@ final class TableChanges {
   }
 
   private void add(Action action) {
-    if (action instanceof FileAction file && (file instanceof AddFile || file instanceof RemoveFile)) {
+    if (action instanceof FileAction file
+        && (file instanceof AddFile || file instanceof RemoveFile)) {
       if (file.dataChange()) {
         count(file);
       }
@@ -237,7 +238,8 @@ final class TableChanges {
       rows = canRead ? ofPositions(used) : signed(ofFiles(files.values()));
     }
     StructField[] fields = columns(used).fields();
-    if ((isWhole || isNet) && Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()))) {
+    boolean canGroup = Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()));
+    if ((isWhole || isNet) && canGroup) {
       // All rows of rewritten files were deleted and inserted; those that are in both are left out.
       rows =
           rows.groupBy(names(fields))

@@ -7,6 +7,7 @@ import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
+import java.util.regex.Pattern;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.Dataset;
@@ -37,19 +38,20 @@ import scala.jdk.javaapi.CollectionConverters;
  * table, and with it what {@link KeptStatistics} compiles.
  */
 public class WriteTransaction extends OptimisticTransaction {
-  /** What the expression of the statistics depends on. */
+  /** What the expression of the statistics depends on; settings are those of table and session. */
   private record Columns(
       String tableSchema,
       Seq<String> partitions,
-      Map<String, String> properties,
       Protocol protocol,
       StructType written,
-      String timeZone) {}
+      Map<String, String> settings) {}
 
   private record Statistics(Tuple2<Expression, Seq<Attribute>> expression, String id) {}
 
   private static final int LISTED_VERSIONS = 8;
   private static final int MOST = 500;
+  private static final Pattern SETTINGS =
+      Pattern.compile("(spark\\.databricks\\.)?delta\\..*|spark\\.sql\\.(ansi|session)\\..*");
   private static final ConcurrentMap<Columns, Statistics> STATISTICS = new ConcurrentHashMap<>();
 
   private Statistics statistics;
@@ -129,17 +131,17 @@ public class WriteTransaction extends OptimisticTransaction {
   @Override
   public Tuple2<Expression, Seq<Attribute>> getStatsColExpr(
       Seq<Attribute> columns, StatisticsCollection collection) {
-    Map<String, String> properties =
-        new HashMap<>(CollectionConverters.asJava(metadata().configuration()));
-    properties.keySet().removeIf(name -> !name.startsWith("delta."));
+    Map<String, String> settings = new HashMap<>();
+    settings.putAll(CollectionConverters.asJava(spark().sessionState().conf().getAllConfs()));
+    settings.putAll(CollectionConverters.asJava(metadata().configuration()));
+    settings.keySet().removeIf(name -> !SETTINGS.matcher(name).matches());
     Columns key =
         new Columns(
             metadata().schemaString(),
             metadata().partitionColumns(),
-            properties,
             protocol(),
             DataTypeUtils.fromAttributes(columns),
-            spark().conf().get("spark.sql.session.timeZone"));
+            settings);
     if (STATISTICS.size() >= MOST) {
       STATISTICS.clear();
     }
