@@ -42,6 +42,16 @@ def test_no_module_is_longer_than_600_lines():
     assert too_long == {}
 
 
+def test_lines_of_java_have_at_most_100_characters():
+    longer = [
+        f"{path.name}:{number}"
+        for path in sorted((ROOT / "src" / "penstock").rglob("*.java"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > 100 and not line.startswith("import ")
+    ]
+    assert longer == []
+
+
 def test_lines_of_logs_and_checkpoints_end_at_line_feeds_only():
     # JSON may contain characters at which `str.splitlines` also splits: see `lines_of`.
     rooms = ("_tables", "_execution", "_repair", "_observe", "parsing", "sources")
@@ -120,6 +130,16 @@ def test_importing_penstock_imports_little():
         "import sys; import penstock;"
         "print(sorted(m for m in ('pyspark', 'pydantic', 'rich', 'yaml', 'typer')"
         " if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_update_imports_the_analysis_after_java_has_started():
+    code = (
+        "import sys; import penstock.pipelines, penstock._update;"
+        "print(sorted(m for m in ('pandas', 'pyarrow', 'penstock._analysis.analysis',"
+        " 'penstock._execution.queries') if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

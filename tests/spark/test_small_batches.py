@@ -237,6 +237,21 @@ def test_statistics_are_those_of_the_batch_that_was_written(
     assert harness.rows().where(at).count() == 12
 
 
+def test_tables_with_equal_columns_have_statistics_by_their_own_settings(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.range(1).selectExpr("id AS a", "id AS b").coalesce(1)
+    columns = []
+    for number, wanted in enumerate(("a", "b", "a")):
+        harness = Harness(spark, tmp_path, f"t{number}")
+        harness.prepare(rows, properties={"delta.dataSkippingStatsColumns": wanted})
+        harness.writer().write(rows, 0)
+        lines = Path(harness.target.path, "_delta_log", f"{1:020d}.json").read_text().splitlines()
+        (added,) = (json.loads(line)["add"] for line in lines if '"add"' in line)
+        columns.append(list(json.loads(added["stats"])["minValues"]))
+    assert columns == [["a"], ["b"], ["a"]]
+
+
 def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     spark: SparkSession, harness: Harness
 ) -> None:
@@ -246,11 +261,10 @@ def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     assert {shift(f"table {number}", 49) for number in range(200)} == {0}
     harness.prepare(spark.range(1), properties={"delta.checkpointInterval": "50"})
     delta, path = DeltaJvm(spark), harness.target.path
-    statistics = delta.statistics()
     spark.sparkContext.setJobGroup("commits", "commits of this test")
     try:
         for _ in range(76):
-            transaction = delta.begin(path, statistics)
+            transaction = delta.begin(path, writes=True)
             delta.commit(transaction, [], delta.properties_operation({}))
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
@@ -386,9 +400,9 @@ def test_newest_version_is_known_after_commits_of_other_writers(
     assert delta.snapshot(path).equals(known)
     write_deltalake(path, pa.table({"a": [7]}), mode="append")  # as another process
     assert delta.version(path) == 3
-    assert delta.begin(path, delta.statistics()).snapshot().version() == 3
+    assert delta.begin(path, writes=True).snapshot().version() == 3
     write_deltalake(path, pa.table({"a": [8]}), mode="append")
-    assert delta.begin(path, delta.statistics()).snapshot().version() == 4
+    assert delta.begin(path, writes=True).snapshot().version() == 4
     # The same number of commits, of another table.
     shutil.rmtree(path)
     assert delta.version(path) == -1
@@ -400,7 +414,7 @@ def test_newest_version_is_known_after_commits_of_other_writers(
     assert delta.metadata(snapshot).schema.names == ["b"]
     # The log is listed again from time to time, so that checkpoints are used.
     for number in range(5, 20):
-        txn = delta.begin(path, delta.statistics())
+        txn = delta.begin(path, writes=True)
         operation = delta.streaming_operation("app", number, "{}", complete=False)
         delta.commit(txn, [delta.set_transaction("app", number, 0)], operation)
         if number == 6:

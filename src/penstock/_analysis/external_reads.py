@@ -60,12 +60,12 @@ class ExternalReads:
 
     def table(self, name: str, reader: Reader) -> DataFrame | None:
         """The rows of a table, or `None` to use Spark's catalog."""
-        parts = split_name(name)
-        if isinstance(reader, DataStreamReader) and _names_path(parts):
+        table, parts = self.context.external_tables.find(name), split_name(name)
+        is_path = table is None and _names_path(parts) and "/" in parts[1]
+        if is_path and isinstance(reader, DataStreamReader):
             return reader.format(parts[0]).load(parts[1])  # Spark has no stream of such a name
         what = f"table {name.replace('`', '')}"
         self.record(what)
-        table = self.context.external_tables.find(name)
         try:
             if table is not None:
                 return self.context.external_tables.read(table, reader, name)
