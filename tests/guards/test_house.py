@@ -125,22 +125,20 @@ def test_importing_a_room_without_spark_does_not_import_spark(room, heavy_import
     assert heavy_imports[room] == []
 
 
-def test_importing_penstock_imports_little():
-    code = (
-        "import sys; import penstock;"
-        "print(sorted(m for m in ('pyspark', 'pydantic', 'rich', 'yaml', 'typer')"
-        " if m in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_update_imports_the_analysis_after_java_has_started():
-    code = (
-        "import sys; import penstock.pipelines, penstock._update;"
-        "print(sorted(m for m in ('pandas', 'pyarrow', 'penstock._analysis.analysis',"
-        " 'penstock._execution.queries') if m in sys.modules))"
-    )
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("penstock", ["pyspark", "pydantic", "rich", "yaml", "typer"]),
+        # What an update needs after Java has started.
+        (
+            "penstock.pipelines, penstock._update",
+            ["pandas", "pyarrow", "penstock._analysis.analysis", "penstock._execution.queries"],
+        ),
+    ],
+    ids=["package", "update"],
+)
+def test_import_is_light(modules: str, unwanted: list[str]):
+    code = f"import sys, {modules}; print([m for m in {unwanted} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

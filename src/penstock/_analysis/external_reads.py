@@ -63,7 +63,7 @@ class ExternalReads:
         table, parts = self.context.external_tables.find(name), split_name(name)
         is_path = table is None and _names_path(parts) and "/" in parts[1]
         if is_path and isinstance(reader, DataStreamReader):
-            return reader.format(parts[0]).load(parts[1])  # Spark has no stream of such a name
+            return self._path_relation(parts[0], parts[1], reader)  # Spark has no such stream
         what = f"table {name.replace('`', '')}"
         self.record(what)
         try:
@@ -115,7 +115,10 @@ class ExternalReads:
             elif _names_path(reference.parts) and not (
                 reference.is_time_travel or reference.is_changed
             ):
-                df = self._path_relation(reference)
+                stream: Any = self._spark.readStream
+                reader = stream if reference.is_streaming else self._spark.read
+                source, path = reference.parts
+                df = self._path_relation(source, path, reader)
             else:
                 return self._relation(reference)
             if df is None:
@@ -276,13 +279,11 @@ class ExternalReads:
         df = self.table(reference.name, reader)
         return None if df is None else sql_names.as_view(df)
 
-    def _path_relation(self, reference: RelationReference) -> DataFrame:
-        """``json.`/path` ``: the files of the mapped path; below STREAM a real stream."""
-        source, path = reference.parts
-        if not reference.is_streaming:
-            return self._spark.read.format(source).load(path)
-        reader: Any = self._spark.readStream.format(source)
-        if source.lower() not in ("delta", "text", "binaryfile"):
+    def _path_relation(self, source: str, path: str, reader: Any) -> DataFrame:
+        """``json.`/path` ``: the files of the mapped path, as a table or a stream."""
+        reader = reader.format(source)
+        needs_schema = isinstance(reader, DataStreamReader) and reader_state(reader).schema is None
+        if needs_schema and source.lower() not in ("delta", "text", "binaryfile"):
             reader = reader.schema(self._spark.read.format(source).load(path).schema)
         df: DataFrame = reader.load(path)
         return df

@@ -35,7 +35,7 @@ from penstock._cli import (
 from penstock._cli.failure import report
 from penstock._cli.masked_output import masked_output
 
-# Python looks for garbage several times while it ends: 0.3 s of each command with pandas.
+# Python collects garbage several times at its end, which takes 0.3 s if pandas is imported.
 atexit.register(gc.freeze)
 
 app = typer.Typer(
