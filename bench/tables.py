@@ -5,7 +5,8 @@ carries the time at which it was due to be sent; a row is as old as that when it
 After the end the logs and files of all tables are read: nothing is measured while it runs.
 
 - `since data`: seconds that a table had new rows upstream and made no commit, the longest,
-- `age`: seconds from the due time of a row to its commit, mean per table, and of all tables.
+- `age`: seconds from the due time of a row to its commit, mean and 99th percentile per table, and
+  mean of all tables.
 
 Printed for the whole run, first batches included, and for the time after `--warm-up`.
 
@@ -19,6 +20,7 @@ import statistics
 from collections import defaultdict
 
 from continuous import Commit, Measured, add_options, folder, measure
+from writer import percentile
 
 PARTS = 7
 """Every table takes the messages of one of so many parts."""
@@ -72,6 +74,7 @@ def report(
         raise SystemExit("bronze has no rows")
     longest: dict[str, float] = {}
     ages: dict[str, float] = {}
+    oldest: dict[str, float] = {}
     batches: dict[str, int] = {}
     for name, commits in tables.items():
         first = min(bronze[0].due) if name == "bronze" else bronze[0].at
@@ -81,6 +84,7 @@ def report(
         batches[name] = len(mine)
         if rows := [c.at - due for c in mine for due in c.due]:
             ages[name] = statistics.fmean(rows)
+            oldest[name] = percentile(rows, 0.99)
     worst = max(longest, key=lambda name: longest[name])
     total = sum(batches.values())
     silver = [age for name, age in ages.items() if name != "bronze"]
@@ -96,6 +100,8 @@ def report(
         print(
             f"    age of rows: mean of all tables {statistics.fmean(ages.values()):.2f} s, bronze "
             f"{ages.get('bronze', 0):.2f} s, others {min(silver):.2f} to {max(silver):.2f} s",
+            f"99th percentile at most {max(oldest.values()):.2f} s",
+            sep="; ",
             flush=True,
         )
 

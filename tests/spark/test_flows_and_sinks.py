@@ -400,6 +400,7 @@ dp.create_auto_cdc_flow(
     other.join(60)
     spark.streams.removeListener(listener)
     assert not failures
+    spark._jsparkSession.sparkContext().listenerBus().waitUntilEmpty()  # which tells the tracker
     assert not tracker.getActiveJobsIds()
     assert listener.names == {"stream", "fill"}
     (state,) = (project.root / ".penstock" / "state" / "flows").glob("fill*.json")

@@ -296,6 +296,16 @@ def repeated():
 def partitioned():
     return spark.range(1)
 
+dp.create_streaming_table("mixed")
+
+@dp.append_flow(target="mixed", once=True)
+def numbers():
+    return spark.range(1).selectExpr("id AS v")
+
+@dp.append_flow(target="mixed", once=True)
+def strings():
+    return spark.range(1).selectExpr("'a' AS v")
+
 @dp.materialized_view
 def good():
     return spark.range(1)
@@ -307,6 +317,9 @@ def good():
         ("COLUMN_NAME_INVALID", True),
         ("SCHEMA_INCOMPATIBLE", True),
         ("PARTITION_COLUMN_UNKNOWN", True),
+        ("SCHEMA_INCOMPATIBLE", True),
     ]
+    text = "column 'v' of mixed is STRING in flow 'strings', but BIGINT in other flows"
+    assert text in str(caught.value)
     assert project.run().state is UpdateState.FAILED
     assert project.rows("good") == [(0,)]

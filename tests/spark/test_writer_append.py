@@ -1,6 +1,9 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -186,6 +189,63 @@ def test_statistics_of_the_target_have_no_helper_columns_when_rows_are_split(
     assert sum(s["numRecords"] for s in stats) == 85
     assert all(set(s["nullCount"]) == {"id", "amount", "text"} for s in stats)
     assert all(s["minValues"]["text"] == '"penstock_dq_0":5,}' for s in stats)
+
+
+POSITIVE = rule("positive", "amount > 0")
+HELPERS = ["penstock_dq_0", "_failed_rules", "_row", "_source"]
+
+
+@pytest.fixture
+def shredding(spark: SparkSession) -> Iterator[None]:
+    """Spark opens files with variants when it knows their fields."""
+    names = "writeShredding.enabled", "inferShreddingSchema"
+    for name in names:
+        spark.conf.set(f"spark.sql.variant.{name}", "true")
+    yield
+    for name in names:
+        spark.conf.unset(f"spark.sql.variant.{name}")
+
+
+@pytest.mark.usefixtures("shredding")
+@pytest.mark.parametrize(
+    ("rules", "ddl", "value", "columns"),
+    [
+        ([POSITIVE], "", "id", ["id", "amount", "v"]),
+        ([POSITIVE, rule("small", "id < 9", "warn")], "", "id", [HELPERS[0], "id", "amount", "v"]),
+        (
+            [POSITIVE],
+            "id BIGINT, amount DOUBLE, v BIGINT, next BIGINT GENERATED ALWAYS AS (id + 1)",
+            "id",
+            [HELPERS[0], "id", "amount", "v", "next"],
+        ),
+        (
+            [POSITIVE],
+            "",
+            "parse_json(concat('{\"a\":', id, '}'))",
+            ["id", "amount", "v", *HELPERS],
+        ),
+    ],
+    ids=["drop", "warn", "generated column", "variant"],
+)
+def test_files_of_the_target_have_no_column_that_is_null_in_valid_rows(
+    spark: SparkSession,
+    harness: Harness,
+    rules: list[Any],
+    ddl: str,
+    value: str,
+    columns: list[str],
+) -> None:
+    df = orders(spark).select("id", "amount", F.expr(value).alias("v"))
+    table = {"schema": parse_schema(spark, ddl), "declared": True} if ddl else {}
+    df = harness.prepare(df, rules, **table)
+    assert harness.writer().write(df, 0).rows_quarantined == 15
+    good = {row.id for row in harness.rows().where("v IS NOT NULL").collect()}
+    assert good == {i for i in range(100) if i % 10 and i > 5}
+    bad = harness.bad().selectExpr("id", "CAST(v AS STRING) v", "_failed_rules").collect()
+    assert len({row.id for row in bad}) == 15
+    assert all(row.v and row._failed_rules == ["positive"] for row in bad)
+    files = Path(harness.target.path).rglob("*.parquet")
+    assert {tuple(pq.ParquetFile(file).schema_arrow.names) for file in files} == {tuple(columns)}
 
 
 def test_empty_batch_makes_no_commit(spark: SparkSession, harness: Harness) -> None:

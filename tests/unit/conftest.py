@@ -221,7 +221,14 @@ class Draft:
         return build_index(definition, settings)
 
     def graph(self, selected: Collection[str] | None = None) -> DataflowGraph:
-        return build_graph(self.index(), self.analyses, self.errors, selected)
+        index = self.index()
+        schemas = {
+            key: self.analyses[flow.name].schema_json
+            for key, dataset in index.datasets.items()
+            for flow in dataset.flows
+            if flow.name in self.analyses
+        }
+        return build_graph(index, self.analyses, schemas, self.errors, selected)
 
 
 def _no_query() -> None:

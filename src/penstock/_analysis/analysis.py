@@ -40,8 +40,9 @@ from penstock._model.flow import Flow, FlowAnalysis, OutputMode
 from penstock._model.table_properties import effective_properties
 from penstock._spark import plans
 from penstock._tables.write.assignment import assigned, check_assignable, filled
-from penstock._tables.write.schema import merged, with_types
+from penstock._tables.write.schema import with_types
 from penstock._tables.write.table_spec import TableSpec, check_properties, check_spec
+from penstock._tables.write.widening import common_schema, merged
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.rules import check_expectations
 
@@ -101,7 +102,8 @@ class Analysis:
     def graph(self, selected: Collection[str] | None = None) -> DataflowGraph:
         """See `build_graph`."""
         errors = {**self.table_errors, **self.errors}
-        return build_graph(with_sink_facts(self.index), self.analyses, errors, selected)
+        schemas = {key: schema.json() for key, schema in self._source.schemas.items()}
+        return build_graph(with_sink_facts(self.index), self.analyses, schemas, errors, selected)
 
     def everything(self) -> None:
         """Analyse all flows of all datasets and sinks that are not analysed yet. Never raises."""
@@ -131,6 +133,8 @@ class Analysis:
                     origin=declared.origin,
                 )
                 check_spec(shown, spec)
+                if declared.schema is None:
+                    common_schema(shown, {name: self.analyses[name].schema_json for name in names})
         except PenstockError as error:
             error.origin = error.origin or declared.origin
             self.table_errors[key] = error

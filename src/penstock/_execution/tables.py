@@ -27,7 +27,7 @@ from penstock._tables.write.assignment import assigned
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.decision import DecisionFile
 from penstock._tables.write.prepare import prepare_quarantine, prepare_table
-from penstock._tables.write.schema import merged, with_types
+from penstock._tables.write.schema import with_types
 from penstock._tables.write.table_spec import (
     OWNER,
     TableSpec,
@@ -36,6 +36,7 @@ from penstock._tables.write.table_spec import (
     read_version,
     table_state,
 )
+from penstock._tables.write.widening import common_schema
 from penstock.errors import CheckpointError
 
 _CHANGE_FEED = "delta.enableChangeDataFeed"
@@ -88,8 +89,8 @@ class PipelineTables:
     def spec(self, node: DatasetNode, flows: Sequence[FlowNode]) -> TableSpec:
         """The declaration of the table of a dataset, with these flows into it."""
         declared = node.declared
-        schema = self.declared_columns(node.key) or merged(
-            StructType.fromJson(json.loads(flow.analysis.schema_json)) for flow in flows
+        schema = self.declared_columns(node.key) or common_schema(
+            node.display, {flow.flow.name: flow.analysis.schema_json for flow in flows}
         )
         has_events = any(is_cdc(flow.flow) for flow in flows)
         return TableSpec(

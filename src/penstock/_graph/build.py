@@ -17,14 +17,16 @@ from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 def build_graph(
     index: DefinitionIndex,
     analyses: Mapping[str, FlowAnalysis],
+    schemas: Mapping[str, str],
     errors: Mapping[str, PenstockError],
     selected: Collection[str] | None = None,
 ) -> DataflowGraph:
     """Build the graph, or raise all errors of the pipeline as `DefinitionErrors`.
 
-    `errors` are by name of a flow that could not be analysed, or by key of a table. `selected` are
-    keys of datasets and names of sinks, `None` = all: errors of the others are ignored, and those
-    that cannot be analysed are not in the graph.
+    `schemas` are the columns of datasets, by key, in Spark's JSON form. `errors` are by name of a
+    flow that could not be analysed, or by key of a table. `selected` are keys of datasets and names
+    of sinks, `None` = all: errors of the others are ignored, and those that cannot be analysed are
+    not in the graph.
     """
     targets = {name: index.flow_targets.get(name, name) for name in errors}
     if selected is not None:
@@ -59,7 +61,7 @@ def build_graph(
         ]
         distinct = {str(error): error for error in problems}
         raise DefinitionErrors(_in_order(index, distinct.values()))
-    return _assemble(index, analyses, kinds)
+    return _assemble(index, analyses, schemas, kinds)
 
 
 def _in_order(index: DefinitionIndex, errors: Iterable[PenstockError]) -> tuple[PenstockError, ...]:
@@ -166,7 +168,10 @@ def _check_kind(
 
 
 def _assemble(
-    index: DefinitionIndex, analyses: Mapping[str, FlowAnalysis], kinds: Mapping[str, DatasetKind]
+    index: DefinitionIndex,
+    analyses: Mapping[str, FlowAnalysis],
+    schemas: Mapping[str, str],
+    kinds: Mapping[str, DatasetKind],
 ) -> DataflowGraph:
     upstream = {
         key: frozenset().union(*(analyses[flow.name].inputs for flow in dataset.flows))
@@ -190,7 +195,7 @@ def _assemble(
             flows=tuple(flow.name for flow in index.datasets[key].flows),
             upstream=upstream[key],
             downstream=frozenset(other for other, ups in upstream.items() if key in ups),
-            schema_json=analyses[index.datasets[key].flows[0].name].schema_json,
+            schema_json=schemas[key],
         )
         for key in order
     }

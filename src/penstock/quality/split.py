@@ -49,12 +49,13 @@ _FILE_COLUMNS = ("_metadata", "source_file", "_source_file", "input_file", "file
 class RowSplit:
     """A DataFrame with a destination for each row."""
 
-    df: DataFrame  # mask columns, data columns, those of the quarantine, the destination
+    df: DataFrame  # the destination is the last column
     data_columns: tuple[str, ...]  # of the user's query
     masks: tuple[str, ...]  # mask columns (BIGINT); NULL where none of their rules is broken
     bits: dict[str, tuple[str, int]]  # mask column and bit of each warn and drop rule
     rules: tuple[str, ...]  # names of all rules, in order; those of fail rules have no bit
     quarantine: bool  # rows that break a drop rule are kept
+    null_in_valid: tuple[str, ...]  # helper columns that are NULL in all valid rows
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,10 @@ def split_rows(
             F.when(bad, row_json(with_masks, data)).alias(ROW),
             F.when(bad, source_column(df)).alias(SOURCE),
         ]
-    result = with_masks.select(
-        *[F.when(F.col(name) != 0, F.col(name)).alias(name) for name in judged.masks],
-        *plain,
-        *extra,
-        destination.alias(DESTINATION),
-    )
+    masks = [F.when(F.col(name) != 0, F.col(name)).alias(name) for name in judged.masks]
+    warns = any(rule.on_violation is OnViolation.WARN for rule in expectations)
+    columns = [*masks, *plain] if warns else [*plain, *masks]
+    result = with_masks.select(*columns, *extra, destination.alias(DESTINATION))
     return RowSplit(
         df=result,
         data_columns=data,
@@ -128,6 +127,7 @@ def split_rows(
         bits=judged.bits,
         rules=tuple(rule.name for rule in expectations),
         quarantine=keeps,
+        null_in_valid=QUARANTINE_COLUMNS if warns else (*judged.masks, *QUARANTINE_COLUMNS),
     )
 
 

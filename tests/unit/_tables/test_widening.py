@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import DataType, DecimalType, StructType
 
 from penstock._tables.write.schema import compare, conformed
-from penstock._tables.write.widening import TypeChange, widen, widened
+from penstock._tables.write.widening import TypeChange, common_schema, widen, widened
+from penstock.errors import PlanError
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
@@ -132,3 +133,21 @@ def test_nested_fields_are_widened_and_keep_their_names() -> None:
     # A narrower column of the query is cast; the table does not change.
     assert widen(schema("bigint", "x"), schema("int", "x"))[1] == ()
     assert conformed(schema("int", "x"), wide) == wide
+
+
+def test_table_of_several_flows_has_types_that_hold_the_values_of_all() -> None:
+    def columns(**names: str) -> str:
+        schema = StructType()
+        for name, text in names.items():
+            schema = schema.add(name, kind(text))
+        return schema.json()
+
+    flows = {
+        "first": columns(a="int", b="float", c="decimal(10,2)", d="smallint"),
+        "second": columns(d="decimal(7,2)", A="bigint", b="int", c="int", e="string"),
+    }
+    table = common_schema("t", flows).simpleString()
+    assert table == ("struct<a:bigint,b:double,c:decimal(12,2),d:decimal(7,2),e:string>")
+    assert common_schema("t", {"only": columns(a="int")}).simpleString() == "struct<a:int>"
+    with pytest.raises(PlanError, match="column 'e' of t is INT in flow 'third', but STRING in"):
+        common_schema("t", {**flows, "third": columns(e="int")})

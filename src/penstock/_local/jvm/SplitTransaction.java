@@ -1,6 +1,10 @@
 package penstock.delta;
 
 import java.net.URI;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.mapreduce.TaskAttemptContext;
@@ -9,6 +13,10 @@ import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.FileAction;
 import org.apache.spark.sql.delta.files.DelayedCommitProtocol;
+import org.apache.spark.sql.execution.datasources.parquet.ParquetWriteSupport;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
 import scala.Option;
 import scala.Tuple2;
 import scala.collection.immutable.Map;
@@ -18,20 +26,28 @@ import scala.collection.immutable.Map;
  *
  * <p>The files of one partition folder are written below another table, and their {@code AddFile}
  * has the path that it needs in the log of that table. All other files are below the table of the
- * transaction.
+ * transaction, and lack columns that are always NULL in their rows.
  */
 public final class SplitTransaction extends WriteTransaction {
   private final String partition;
   private final String other;
+  private final List<String> absent;
 
   /**
    * @param partition the folder of the first partition column, such as {@code kind=other}
    * @param other the path of the table that its files are for
+   * @param absent columns that are NULL in the rows of all other files
    */
-  public SplitTransaction(DeltaLog log, Snapshot snapshot, String partition, String other) {
+  public SplitTransaction(
+      DeltaLog log,
+      Snapshot snapshot,
+      String partition,
+      String other,
+      List<String> absent) {
     super(log, snapshot);
     this.partition = partition;
     this.other = other;
+    this.absent = absent;
   }
 
   @Override
@@ -41,7 +57,8 @@ public final class SplitTransaction extends WriteTransaction {
         isPrefixed
             ? Option.apply(DeltaConfigs.RANDOM_PREFIX_LENGTH().fromMetaData(metadata()))
             : Option.empty();
-    return new Committer(table.toString(), prefix, deltaDataSubdir(), partition, other);
+    return new Committer(
+        table.toString(), prefix, deltaDataSubdir(), partition, other, absent);
   }
 
   private static final class Committer extends DelayedCommitProtocol {
@@ -49,29 +66,54 @@ public final class SplitTransaction extends WriteTransaction {
 
     private final String partition;
     private final String root;
+    private final List<String> absent;
+    private String all;
 
     Committer(
         String table,
         Option<Object> prefix,
         Option<String> subdir,
         String partition,
-        String other) {
+        String other,
+        List<String> absent) {
       super("delta", table, prefix, subdir);
       this.partition = partition;
       this.root = new Path(other).toUri() + Path.SEPARATOR;
+      this.absent = new ArrayList<>(absent); // which can be serialized
     }
 
     @Override
     public String newTaskTempFile(TaskAttemptContext task, Option<String> folder, String suffix) {
       String path = super.newTaskTempFile(task, folder, suffix);
-      String first = folder.isEmpty() ? "" : folder.get().split(Path.SEPARATOR, 2)[0];
-      if (!first.equals(partition)) {
+      boolean isOther =
+          folder.isDefined() && folder.get().split(Path.SEPARATOR, 2)[0].equals(partition);
+      setColumns(task.getConfiguration(), isOther);
+      if (!isOther) {
         return path;
       }
       Tuple2<Map<String, String>, String> file = addedFiles().last();
       String moved = root + file._2();
       addedFiles().update(addedFiles().size() - 1, new Tuple2<>(file._1(), moved));
       return new Path(URI.create(moved)).toString();
+    }
+
+    /**
+     * Sets the columns of the file that is opened next: without the last ones if they are absent.
+     * Spark's Parquet writer reads them from the configuration of the task, and skips the fields of
+     * a row that are NULL. With variants it may read them later, so all files have all columns.
+     */
+    private void setColumns(Configuration task, boolean isOther) {
+      String name = ParquetWriteSupport.SPARK_ROW_SCHEMA();
+      if (all == null) {
+        all = task.get(name);
+      }
+      StructField[] fields = ((StructType) DataType.fromJson(all)).fields();
+      int count = fields.length;
+      boolean hasAll = isOther || all.contains("\"variant\"");
+      while (!hasAll && absent.contains(fields[count - 1].name())) {
+        count--;
+      }
+      task.set(name, new StructType(Arrays.copyOf(fields, count)).json());
     }
 
     @Override

@@ -126,7 +126,8 @@ class RowFiles:
         if quarantine is None:
             staging = own.WriteTransaction(log, snapshot)
         else:
-            staging = own.SplitTransaction(log, snapshot, BAD_FOLDER, quarantine)
+            absent = [*split.null_in_valid]
+            staging = own.SplitTransaction(log, snapshot, BAD_FOLDER, quarantine, absent)
         staging.updateMetadata(self._staging, False)
         good, bad, counts = sort_files(
             df.sparkSession,

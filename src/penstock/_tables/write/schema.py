@@ -6,7 +6,7 @@ read any more. So every write calls `reconcile` first.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -96,21 +96,21 @@ def reconcile(
         more = len(difference.conflicts) - 1
         other = f"is declared {want.upper()}" if declared else f"{want.upper()} in the query"
         way_out = "declare the type of the table" if declared else "cast the column in the query"
-        raise _incompatible(
+        raise incompatible(
             f"column {column!r} of {name} is {have.upper()} in the table and {other}"
             + (f" ({more} more columns differ)" if more else ""),
             f"{way_out}, or rebuild the table: --full-refresh {name}",
         )
     if difference.missing and not allow_missing:
         columns = ", ".join(repr(column) for column in difference.missing)
-        raise _incompatible(
+        raise incompatible(
             f"the query for {name} has no column {columns}, which the table has",
             f"select NULL under that name, or rebuild the table: --full-refresh {name}",
         )
     return difference
 
 
-def _incompatible(message: str, hint: str) -> PlanError:
+def incompatible(message: str, hint: str) -> PlanError:
     return PlanError("SCHEMA_INCOMPATIBLE", message, hint=hint)
 
 
@@ -119,13 +119,13 @@ def check_columns(query: T.StructType, name: str) -> None:
     seen: set[str] = set()
     for column in query:
         if column.name.lower() in seen:
-            raise _incompatible(
+            raise incompatible(
                 f"the query for {name} has two columns named {column.name!r}",
                 "give one of them another name with alias()",
             )
         seen.add(column.name.lower())
         if any(isinstance(kind, T.NullType) for kind in nested_types(column.dataType)):
-            raise _incompatible(
+            raise incompatible(
                 f"column {column.name!r} of {name} has no type: it is always NULL",
                 "cast it, for example CAST(NULL AS STRING)",
             )
@@ -213,7 +213,7 @@ def conformed(
     `fits` decides whether an atomic type is cast to that of the table; by default if no value
     changes.
     """
-    fits = fits or _lossless
+    fits = fits or is_lossless
 
     def leaf(have: T.DataType, want: T.DataType, _: object) -> T.DataType:
         return want if have == want or fits(have, want) else have
@@ -290,22 +290,6 @@ def union(rows: DataFrame, other: DataFrame) -> DataFrame:
     return rows.unionByName(other, allowMissingColumns=True)
 
 
-def merged(schemas: Iterable[T.StructType]) -> T.StructType:
-    """The columns of several queries for one table.
-
-    A column has the wider of two types if one holds all values of the other, else the first.
-    """
-    columns: dict[str, T.StructField] = {}
-    for schema in schemas:
-        for column in schema:
-            first = columns.setdefault(column.name.lower(), column)
-            if _lossless(first.dataType, column.dataType):
-                columns[column.name.lower()] = T.StructField(
-                    first.name, column.dataType, first.nullable, first.metadata
-                )
-    return T.StructType(list(columns.values()))
-
-
 def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame:
     """The query with the declared type, or STRING, instead of VOID (the type of NULL)."""
 
@@ -364,7 +348,7 @@ def schema_json(schema: T.StructType) -> str:
     return json.dumps(schema.jsonValue(), separators=(",", ":"))
 
 
-def _lossless(source: T.DataType, target: T.DataType) -> bool:
+def is_lossless(source: T.DataType, target: T.DataType) -> bool:
     if isinstance(source, T.NullType):
         return True
     if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):

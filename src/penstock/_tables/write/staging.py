@@ -1,8 +1,9 @@
 """One job for two tables: a transaction that writes the files and is never committed.
 
 Its schema is the target's plus the helper columns, partitioned by the destination first. Files with
-`penstock_dest=table` are committed to the target (readers ignore columns that the table does not
-have), the others are written into the folder of the quarantine table and committed there.
+`penstock_dest=table` are committed to the target, the others are written into the folder of the
+quarantine table and committed there. Helper columns that are NULL in all valid rows are left out of
+the target's files; readers ignore the others.
 """
 
 import json
@@ -99,6 +100,8 @@ def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit)
         indexed = int(have.get(_INDEXED, _DEFAULT_INDEXED))
         own = leaves if indexed < 0 else min(leaves, indexed)
         result[_INDEXED] = str(len(split.masks) + own)
+    if not metadata.partition_columns:  # the destination is a column of no table
+        result["delta.writePartitionColumnsToParquet"] = "false"
     for path in _required(schema):
         key = f"{_CONSTRAINT}penstock_not_null_{'.'.join(path).lower()}"
         result[key] = f"{quarantined} OR {quoted(*path)} IS NOT NULL"

@@ -1,9 +1,10 @@
-"""Delta's type widening: pure functions over types, and the ALTER TABLE for them.
+"""Wider types: those that hold the values of two types, and Delta's ALTER TABLE for them.
 
 Existing files are not rewritten; they are read with the wider type.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JJavaError
@@ -15,7 +16,17 @@ from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import delta_table, quoted
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.layout import TableRef
-from penstock._tables.write.schema import DIGITS, EXACT_IN_DOUBLE, INTEGERS, map_leaves
+from penstock._tables.write.schema import (
+    DIGITS,
+    EXACT_IN_DOUBLE,
+    INTEGERS,
+    ColumnPath,
+    compare,
+    conformed,
+    incompatible,
+    is_lossless,
+    map_leaves,
+)
 from penstock.errors import PlanError
 
 ENABLED = "delta.enableTypeWidening"
@@ -89,6 +100,46 @@ def widen(table: T.StructType, query: T.StructType) -> tuple[T.StructType, tuple
         return wider
 
     return map_leaves(table, query, leaf), tuple(changes)
+
+
+def merged(schemas: Iterable[T.StructType]) -> T.StructType:
+    """The columns of several queries for one table.
+
+    A column has the type that holds all values of both, if there is one, else the first.
+    """
+
+    def leaf(have: T.DataType, want: T.DataType, _: ColumnPath) -> T.DataType:
+        return want if is_lossless(have, want) else widened(have, want) or have
+
+    def new_columns(
+        have: T.StructType, want: T.StructType, path: ColumnPath
+    ) -> list[T.StructField]:
+        names = {field.name.lower() for field in have}
+        # Nested fields are added by the first rows that have them.
+        return [] if path else [field for field in want if field.name.lower() not in names]
+
+    columns = T.StructType()
+    for schema in schemas:
+        columns = map_leaves(columns, schema, leaf, new_columns)
+    return columns
+
+
+def common_schema(table: str, flows: Mapping[str, str]) -> T.StructType:
+    """The columns of a table from those of its flows, in Spark's JSON form by name of the flow.
+
+    Raises:
+        PlanError: no type of a column holds the values of all flows.
+    """
+    queries = {name: T.StructType.fromJson(json.loads(text)) for name, text in flows.items()}
+    columns = merged(queries.values())
+    for name, query in queries.items():
+        for column, want, have in compare(columns, conformed(query, columns)).conflicts:
+            raise incompatible(
+                f"column {column!r} of {table} is {have.upper()} in flow {name!r}, but "
+                f"{want.upper()} in other flows",
+                "cast the column in one of the queries",
+            )
+    return columns
 
 
 def alter_types(
