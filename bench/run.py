@@ -19,7 +19,7 @@ import results
 
 LAST = Path(__file__).with_name("last.json")
 FULL: dict[str, list[str]] = {
-    "writer.py": [],
+    "writer.py": ["--warm-up", "10"],
     "writer.py --s3": [],
     "upserts.py": ["--rounds", "9", "--batches", "300"],
     "views.py": [],
