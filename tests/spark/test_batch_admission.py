@@ -207,8 +207,9 @@ def test_an_eager_query_waits_for_its_interval_only_without_rows(
 def test_pause_is_not_prolonged_when_the_clock_is_set_back(
     spark: SparkSession, queries: Callable[[int], Queries]
 ) -> None:
-    query = queries(2).start("flow", interval="100 milliseconds")
-    executor = query._jsq.streamingQuery().triggerExecutor()
+    query = queries(2).start("flow", interval="100 milliseconds")._jsq.streamingQuery()
+    await_that(lambda: query.triggerExecutor() is not None)
+    executor = query.triggerExecutor()
     field = executor.getClass().getDeclaredField("clock")
     field.setAccessible(True)
     await_that(lambda: "TurnClock" in str(field.get(executor).getClass()))
