@@ -349,6 +349,7 @@ def schema_json(schema: T.StructType) -> str:
 
 
 def is_lossless(source: T.DataType, target: T.DataType) -> bool:
+    """Whether an atomic type holds every value of another one, which it is not."""
     if isinstance(source, T.NullType):
         return True
     if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):
