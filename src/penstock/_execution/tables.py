@@ -90,7 +90,9 @@ class PipelineTables:
         """The declaration of the table of a dataset, with these flows into it."""
         declared = node.declared
         schema = self.declared_columns(node.key) or common_schema(
-            node.display, {flow.flow.name: flow.analysis.schema_json for flow in flows}
+            node.display,
+            {flow.flow.name: flow.analysis.schema_json for flow in flows},
+            declared.origin,
         )
         has_events = any(is_cdc(flow.flow) for flow in flows)
         return TableSpec(

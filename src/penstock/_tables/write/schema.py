@@ -96,21 +96,21 @@ def reconcile(
         more = len(difference.conflicts) - 1
         other = f"is declared {want.upper()}" if declared else f"{want.upper()} in the query"
         way_out = "declare the type of the table" if declared else "cast the column in the query"
-        raise incompatible(
+        raise _incompatible(
             f"column {column!r} of {name} is {have.upper()} in the table and {other}"
             + (f" ({more} more columns differ)" if more else ""),
             f"{way_out}, or rebuild the table: --full-refresh {name}",
         )
     if difference.missing and not allow_missing:
         columns = ", ".join(repr(column) for column in difference.missing)
-        raise incompatible(
+        raise _incompatible(
             f"the query for {name} has no column {columns}, which the table has",
             f"select NULL under that name, or rebuild the table: --full-refresh {name}",
         )
     return difference
 
 
-def incompatible(message: str, hint: str) -> PlanError:
+def _incompatible(message: str, hint: str) -> PlanError:
     return PlanError("SCHEMA_INCOMPATIBLE", message, hint=hint)
 
 
@@ -119,13 +119,13 @@ def check_columns(query: T.StructType, name: str) -> None:
     seen: set[str] = set()
     for column in query:
         if column.name.lower() in seen:
-            raise incompatible(
+            raise _incompatible(
                 f"the query for {name} has two columns named {column.name!r}",
                 "give one of them another name with alias()",
             )
         seen.add(column.name.lower())
         if any(isinstance(kind, T.NullType) for kind in nested_types(column.dataType)):
-            raise incompatible(
+            raise _incompatible(
                 f"column {column.name!r} of {name} has no type: it is always NULL",
                 "cast it, for example CAST(NULL AS STRING)",
             )

@@ -23,7 +23,6 @@ from penstock._tables.write.schema import (
     ColumnPath,
     compare,
     conformed,
-    incompatible,
     is_lossless,
     map_leaves,
 )
@@ -124,7 +123,9 @@ def merged(schemas: Iterable[T.StructType]) -> T.StructType:
     return columns
 
 
-def common_schema(table: str, flows: Mapping[str, str]) -> T.StructType:
+def common_schema(
+    table: str, flows: Mapping[str, str], origin: SourceLocation | None = None
+) -> T.StructType:
     """The columns of a table from those of its flows, in Spark's JSON form by name of the flow.
 
     Raises:
@@ -134,10 +135,12 @@ def common_schema(table: str, flows: Mapping[str, str]) -> T.StructType:
     columns = merged(queries.values())
     for name, query in queries.items():
         for column, want, have in compare(columns, conformed(query, columns)).conflicts:
-            raise incompatible(
+            raise PlanError(
+                "SCHEMA_INCOMPATIBLE",
                 f"column {column!r} of {table} is {have.upper()} in flow {name!r}, but "
                 f"{want.upper()} in other flows",
-                "cast the column in one of the queries",
+                origin=origin,
+                hint="cast the column in one of the queries",
             )
     return columns
 
