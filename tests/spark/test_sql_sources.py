@@ -132,6 +132,17 @@ def test_flows_of_several_kinds_are_analysed_when_declared_apart_from_the_target
     assert kinds(graph)["everything"] is DatasetKind.STREAMING_TABLE
 
 
+def test_table_has_the_columns_of_all_its_flows(analysed):
+    graph = analysed(
+        """
+        CREATE STREAMING TABLE everything;
+        CREATE FLOW first AS INSERT INTO ONCE everything BY NAME SELECT 1 AS id;
+        CREATE FLOW second AS INSERT INTO ONCE everything BY NAME SELECT 2L AS id, 'x' AS name;
+        """
+    )
+    assert columns(graph, "everything") == ["id long", "name string"]
+
+
 def test_column_list_without_types_sets_names_and_comments(analysed):
     graph = analysed(
         "CREATE MATERIALIZED VIEW v (`the id` COMMENT 'first', b, `c.d` COMMENT 'third') "
