@@ -296,14 +296,17 @@ def test_checkpoints_have_the_files_of_their_version(spark: SparkSession, harnes
         assert stored == {file.rpartition("/")[2] for file in expected.inputFiles()}
 
 
-@pytest.mark.parametrize("rows", [0, 7])
-def test_few_rows_are_computed_once_and_kept_on_the_driver(spark: SparkSession, rows: int) -> None:
+@pytest.mark.parametrize("rows", [0, 7, 2_000])
+def test_few_rows_are_computed_once_and_kept_on_the_driver(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(kept, "_DRIVER_BYTES", 4_000_000)
     columns = {
         "w": "IF(id = 3, NULL, named_struct('start', timestamp_seconds(id), 'id', id))",
         "a": "IF(id = 2, NULL, array(id, NULL))",
         "m": "map('k', rand())",
         "d": "CAST(id AS DECIMAL(30, 2))",
-        "t": "IF(id = 1, NULL, repeat('é', CAST(id AS INT)))",
+        "t": "IF(id = 1, NULL, repeat('é', CAST(IF(id = 999, 700000, id % 200) AS INT)))",
     }
     batch = spark.range(rows).selectExpr(*[f"{sql} AS `{name}`" for name, sql in columns.items()])
     frame, counts = kept.keep_and_count(DeltaJvm(spark), batch, None)

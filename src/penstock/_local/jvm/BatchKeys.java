@@ -84,18 +84,16 @@ public final class BatchKeys {
 
   /** The keys by the text of their partition. */
   Map<List<String>, Group> groups(int[] columns, int[] partitions) {
-    UnsafeProjection project = projection(schema, columns);
-    Map<List<String>, Set<UnsafeRow>> keys = new HashMap<>();
+    Map<List<String>, List<InternalRow>> keys = new HashMap<>();
     for (InternalRow row : rows) {
       List<String> partition = new ArrayList<>(partitions.length);
       for (int column : partitions) {
         partition.add(row.isNullAt(column) ? null : row.getUTF8String(column).toString());
       }
-      keys.computeIfAbsent(partition, p -> new HashSet<>()).add(project.apply(row).copy());
+      keys.computeIfAbsent(partition, p -> new ArrayList<>()).add(row);
     }
-    DataType first = schema.fields()[columns[0]].dataType();
     Map<List<String>, Group> groups = new HashMap<>();
-    keys.forEach((partition, set) -> groups.put(partition, new Group(set, first)));
+    keys.forEach((partition, list) -> groups.put(partition, new Group(list, schema, columns)));
     return groups;
   }
 
@@ -111,7 +109,8 @@ public final class BatchKeys {
   static final class Group implements Serializable {
     private static final long serialVersionUID = 1L;
 
-    final HashSet<UnsafeRow> keys;
+    // Null if a key is one number.
+    private final HashSet<UnsafeRow> keys;
     private final First first;
     private final boolean hasNull;
     private final long[] numbers;
@@ -119,19 +118,24 @@ public final class BatchKeys {
     private final long[] bits;
     private final HashSet<UTF8String> strings = new HashSet<>();
 
-    Group(Set<UnsafeRow> keys, DataType type) {
-      this.keys = new HashSet<>(keys);
-      this.first = First.of(type);
-      long[] values = new long[keys.size()];
+    Group(List<InternalRow> rows, StructType schema, int[] columns) {
+      int column = columns[0];
+      this.first = First.of(schema.fields()[column].dataType());
+      this.keys = columns.length == 1 && first.isNumber() ? null : new HashSet<>();
+      UnsafeProjection project = projection(schema, columns);
+      long[] values = new long[rows.size()];
       int count = 0;
       boolean isNull = false;
-      for (UnsafeRow key : keys) {
-        if (key.isNullAt(0)) {
+      for (InternalRow row : rows) {
+        if (keys != null) {
+          keys.add(project.apply(row).copy());
+        }
+        if (row.isNullAt(column)) {
           isNull = true;
         } else if (first == First.STRING) {
-          strings.add(key.getUTF8String(0).copy());
+          strings.add(row.getUTF8String(column).copy());
         } else if (first.isNumber()) {
-          values[count++] = first.number(key, 0);
+          values[count++] = first.number(row, column);
         }
       }
       this.hasNull = isNull;
@@ -148,8 +152,17 @@ public final class BatchKeys {
       return (int) (number * 0x9E3779B97F4A7C15L >>> 32);
     }
 
-    /** Whether a row can have one of the keys, from its first key column. */
-    boolean mayHave(InternalRow row, int column) {
+    /**
+     * Whether a row has one of the keys.
+     *
+     * @param holder the row or struct with the first key column, at {@code column}
+     * @param key the key of the row
+     */
+    boolean has(InternalRow holder, int column, InternalRow row, UnsafeProjection key) {
+      return mayHave(holder, column) && (keys == null || keys.contains(key.apply(row)));
+    }
+
+    private boolean mayHave(InternalRow row, int column) {
       if (first == First.OTHER) {
         return true;
       }

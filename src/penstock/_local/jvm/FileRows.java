@@ -228,7 +228,7 @@ public final class FileRows {
       }
       UnsafeProjection key = BatchKeys.projection(columns, without.columns());
       int first = without.columns()[0];
-      return row -> group.mayHave(row, first) && group.keys.contains(key.apply(row));
+      return row -> group.has(row, first, row, key);
     }
 
     private UnsafeProjection projection(long copies) {

@@ -23,7 +23,6 @@ import org.apache.spark.sql.catalyst.expressions.BoundReference;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GetStructField;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
-import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
@@ -113,9 +112,7 @@ public final class KeySearch {
     for (Hits hits : search.search(candidates)) {
       rows.addAll(hits.liveRows(candidates.get(hits.file).file(), log, store));
     }
-    JavaSparkContext context = new JavaSparkContext(session.sparkContext());
-    return ((org.apache.spark.sql.classic.SparkSession) session)
-        .internalCreateDataFrame(context.parallelize(rows, 1).rdd(), columns, false);
+    return PlanParts.local((org.apache.spark.sql.classic.SparkSession) session, columns, rows);
   }
 
   /** A file, and the keys that it may have. */
@@ -127,25 +124,28 @@ public final class KeySearch {
 
     final int file;
     long[] positions = new long[16];
-    final List<UnsafeRow> rows = new ArrayList<>();
     int count;
+    final PackedRows rows;
 
-    Hits(int file) {
+    /** @param columns the number of columns of the rows */
+    Hits(int file, int columns) {
       this.file = file;
+      this.rows = new PackedRows(columns);
     }
 
     /** The rows that no deletion vector of their file deletes. */
     List<InternalRow> liveRows(AddFile of, DeltaLog log, DeletionVectorStore store)
         throws IOException {
       DeletionVectorDescriptor vector = of.deletionVector();
-      if (vector == null) {
-        return new ArrayList<>(rows);
-      }
-      RoaringBitmapArray deleted = StoredBitmap.create(vector, log.dataPath()).load(store);
+      RoaringBitmapArray deleted =
+          vector == null
+              ? new RoaringBitmapArray()
+              : StoredBitmap.create(vector, log.dataPath()).load(store);
       List<InternalRow> live = new ArrayList<>();
-      for (int hit = 0; hit < count; hit++) {
-        if (!deleted.contains(positions[hit])) {
-          live.add(rows.get(hit));
+      int hit = 0;
+      for (InternalRow row : rows) {
+        if (!deleted.contains(positions[hit++])) {
+          live.add(row);
         }
       }
       return live;
@@ -303,8 +303,8 @@ public final class KeySearch {
 
     private Hits search(ParquetParts.Part part, UnsafeProjection key, UnsafeProjection row) {
       BatchKeys.Group group = groups.value().get(groupOfFile[part.file()]);
-      Hits hits = new Hits(part.file());
       int index = shape.size() - 1;
+      Hits hits = new Hits(part.file(), index);
       int width = struct < 0 ? 0 : ((StructType) shape.fields()[struct].dataType()).size();
       scala.collection.Iterator<InternalRow> read = part.read(reader);
       while (read.hasNext()) {
@@ -316,10 +316,10 @@ public final class KeySearch {
           }
           holder = next.getStruct(struct, width);
         }
-        if (group.mayHave(holder, keys[0]) && group.keys.contains(key.apply(next))) {
+        if (group.has(holder, keys[0], next, key)) {
           hits.add(next.getLong(index));
           if (row != null) {
-            hits.rows.add(row.apply(next).copy());
+            hits.rows.add(row.apply(next));
           }
         }
       }

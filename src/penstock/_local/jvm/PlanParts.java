@@ -9,6 +9,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.function.Predicate;
 import org.apache.spark.api.java.JavaRDD;
+import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Abs;
@@ -16,6 +17,7 @@ import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.ArrayRepeat;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.AttributeMap$;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
@@ -35,11 +37,15 @@ import org.apache.spark.sql.catalyst.plans.logical.JoinHint;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Statistics;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning;
 import org.apache.spark.sql.catalyst.types.DataTypeUtils;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.Dataset$;
 import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.connector.read.streaming.SparkDataStream;
+import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.types.BinaryType;
 import org.apache.spark.sql.types.BooleanType;
 import org.apache.spark.sql.types.ByteType;
@@ -59,10 +65,15 @@ import org.apache.spark.sql.types.TimestampType;
 import org.apache.spark.sql.types.VariantType;
 import scala.Option;
 import scala.collection.immutable.Seq;
+import scala.math.BigInt;
 import scala.jdk.javaapi.CollectionConverters;
 
 /** Builds and takes apart Spark's logical plans. */
 final class PlanParts {
+  private static final int MOST_LOCAL = 1_000;
+  // Spark warns about larger tasks, and refuses those above `spark.rpc.message.maxSize`.
+  private static final long MOST_TASK_BYTES = 900L << 10;
+
   private PlanParts() {}
 
   static <T> List<T> list(scala.collection.Seq<T> items) {
@@ -225,17 +236,53 @@ final class PlanParts {
     return new Project(seq(renamed), plan);
   }
 
-  /** Rows of the driver as a query without a job. */
+  /** Rows of the driver as a query; few rows without a job. */
   static Dataset<Row> local(
       SparkSession session, StructType columns, Collection<? extends InternalRow> rows) {
     List<Attribute> attributes = new ArrayList<>(list(DataTypeUtils.toAttributes(columns)));
-    return Dataset$.MODULE$.ofRows(
+    // Spark's rules visit each row of a local relation, as if it could have expressions.
+    LogicalPlan plan =
+        rows.size() > MOST_LOCAL
+            ? packed(session, attributes, rows, false, Option.empty())
+            : new LocalRelation(
+                seq(attributes),
+                CollectionConverters.asScala(new ArrayList<InternalRow>(rows)).toSeq(),
+                false,
+                Option.empty());
+    return Dataset$.MODULE$.ofRows(session, plan);
+  }
+
+  /** Rows of the driver that one task reads. */
+  static LogicalPlan packed(
+      SparkSession session,
+      List<Attribute> columns,
+      Iterable<? extends InternalRow> rows,
+      boolean isStreaming,
+      Option<SparkDataStream> stream) {
+    PackedRows packed = PackedRows.of(columns.size(), rows);
+    JavaSparkContext context = new JavaSparkContext(session.sparkContext());
+    JavaRDD<InternalRow> task =
+        packed.bytes() > MOST_TASK_BYTES
+            ? context
+                .parallelize(List.of(context.broadcast(packed)), 1)
+                .flatMap(sent -> sent.value().iterator())
+            : context.parallelize(List.of(packed), 1).flatMap(PackedRows::iterator);
+    Statistics statistics =
+        new Statistics(
+            BigInt.apply(Math.max(1, packed.bytes())),
+            Option.apply(BigInt.apply(packed.count())),
+            AttributeMap$.MODULE$.empty(),
+            false);
+    return new LogicalRDD(
+        seq(columns),
+        task.rdd(),
+        new UnknownPartitioning(1),
+        seq(List.of()),
+        isStreaming,
+        stream,
         session,
-        new LocalRelation(
-            seq(attributes),
-            CollectionConverters.asScala(new ArrayList<InternalRow>(rows)).toSeq(),
-            false,
-            Option.empty()));
+        Option.apply(statistics),
+        Option.empty());
   }
 
   /** The rows of a query, at most so many of each task. */

@@ -9,30 +9,21 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.stream.IntStream;
-import org.apache.spark.api.java.JavaSparkContext;
-import org.apache.spark.rdd.RDD;
-import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
-import org.apache.spark.sql.catalyst.expressions.AttributeMap$;
 import org.apache.spark.sql.catalyst.expressions.InputFileBlockLength;
 import org.apache.spark.sql.catalyst.expressions.InputFileBlockStart;
 import org.apache.spark.sql.catalyst.expressions.InputFileName;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
-import org.apache.spark.sql.catalyst.plans.logical.Statistics;
-import org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.actions.AddFile;
 import org.apache.spark.sql.delta.actions.Metadata;
 import org.apache.spark.sql.delta.files.TahoeBatchFileIndex;
-import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.types.StructType;
-import scala.Option;
-import scala.math.BigInt;
 
 /**
  * The rows of small files of a table that several flows read: read and decoded once, on the driver.
@@ -85,25 +76,11 @@ final class SharedRows {
     } catch (ExecutionException | UncheckedExecutionException error) {
       return null; // The scan fails with Spark's message.
     }
-    long bytes = bytes(rows);
-    if (bytes > MOST_BYTES) {
+    if (bytes(rows) > MOST_BYTES) {
       return null;
     }
-    return new LogicalRDD(
-        PlanParts.seq(new ArrayList<Attribute>(PlanParts.list(leaf.output()))),
-        rdd(session, rows),
-        new UnknownPartitioning(1),
-        PlanParts.seq(List.of()),
-        true,
-        leaf.stream(),
-        session,
-        Option.apply(
-            new Statistics(
-                BigInt.apply(Math.max(1, bytes)),
-                Option.apply(BigInt.apply(rows.size())),
-                AttributeMap$.MODULE$.empty(),
-                false)),
-        Option.empty());
+    List<Attribute> columns = new ArrayList<>(PlanParts.list(leaf.output()));
+    return PlanParts.packed(session, columns, rows, true, leaf.stream());
   }
 
   /** Whether a query asks for the file of a row. */
@@ -122,12 +99,6 @@ final class SharedRows {
   private static boolean hasAll(LogicalRelation leaf, Metadata metadata) {
     List<String> names = PlanParts.list(leaf.output()).stream().map(Attribute::name).toList();
     return names.equals(Arrays.asList(metadata.schema().fieldNames()));
-  }
-
-  @SuppressWarnings("unchecked")
-  private static RDD<InternalRow> rdd(SparkSession session, List<UnsafeRow> rows) {
-    RDD<?> rdd = new JavaSparkContext(session.sparkContext()).parallelize(rows, 1).rdd();
-    return (RDD<InternalRow>) rdd;
   }
 
   private static long bytes(List<UnsafeRow> rows) {

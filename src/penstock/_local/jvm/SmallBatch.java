@@ -24,7 +24,7 @@ import org.apache.spark.unsafe.types.UTF8String;
 /** The rows of a query on the driver if they are few, and their number, from one job. */
 public final class SmallBatch {
   private final StructType schema;
-  private final List<UnsafeRow> rows = new ArrayList<>();
+  private final List<InternalRow> rows = new ArrayList<>();
   private final Map<String, Long> counts = new HashMap<>();
   private boolean isComplete = true;
 
@@ -44,7 +44,7 @@ public final class SmallBatch {
       part.counts.forEach((values, count) -> counts.merge(values, count, Long::sum));
       isComplete &= part.rows != null;
       if (isComplete) {
-        rows.addAll(part.rows);
+        part.rows.forEach(rows::add);
       }
     }
   }
@@ -66,7 +66,7 @@ public final class SmallBatch {
    * Kryo cannot serialize records.
    */
   @DefaultSerializer(JavaSerializer.class)
-  private record Part(Map<String, Long> counts, List<UnsafeRow> rows) implements Serializable {}
+  private record Part(Map<String, Long> counts, PackedRows rows) implements Serializable {}
 
   private static final class Collect implements FlatMapFunction<Iterator<InternalRow>, Part> {
     private static final long serialVersionUID = 1L;
@@ -85,8 +85,7 @@ public final class SmallBatch {
     public Iterator<Part> call(Iterator<InternalRow> task) {
       UnsafeProjection values = BatchKeys.projection(schema, columns);
       Map<UnsafeRow, long[]> counts = new HashMap<>();
-      List<UnsafeRow> rows = new ArrayList<>();
-      long bytes = 0;
+      PackedRows rows = new PackedRows(schema.size());
       while (task.hasNext()) {
         UnsafeRow row = (UnsafeRow) task.next();
         UnsafeRow key = values.apply(row);
@@ -96,11 +95,9 @@ public final class SmallBatch {
           counts.put(key.copy(), count);
         }
         count[0]++;
-        bytes += row.getSizeInBytes();
-        if (bytes > most) {
-          rows = null;
-        } else {
-          rows.add(row.copy());
+        if (rows != null) {
+          rows.add(row);
+          rows = rows.bytes() > most ? null : rows;
         }
       }
       Map<String, Long> texts = new HashMap<>();
