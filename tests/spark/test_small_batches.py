@@ -252,6 +252,23 @@ def test_tables_with_equal_columns_have_statistics_by_their_own_settings(
     assert columns == [["a"], ["b"], ["a"]]
 
 
+def test_the_expression_of_the_statistics_is_kept_between_commits(
+    spark: SparkSession, harness: Harness
+) -> None:
+    rows = spark.range(3)
+    harness.prepare(rows)
+    delta, jvm = DeltaJvm(spark), spark._jvm
+    assert jvm is not None
+    columns = rows._jdf.queryExecution().analyzed().output()
+    kept_expressions = set()
+    for number in range(3):
+        harness.writer().write(rows, number)
+        transaction = delta.begin(harness.target.path, writes=True)
+        expression = transaction.getStatsColExpr(columns, transaction.snapshot())
+        kept_expressions.add(jvm.System.identityHashCode(expression))
+    assert len(kept_expressions) == 1
+
+
 def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     spark: SparkSession, harness: Harness
 ) -> None:

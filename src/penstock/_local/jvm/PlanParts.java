@@ -243,7 +243,12 @@ final class PlanParts {
     // Spark's rules visit each row of a local relation, as if it could have expressions.
     LogicalPlan plan =
         rows.size() > MOST_LOCAL
-            ? packed(session, attributes, rows, false, Option.empty())
+            ? packed(
+                session,
+                attributes,
+                List.of(PackedRows.of(columns.size(), rows)),
+                false,
+                Option.empty())
             : new LocalRelation(
                 seq(attributes),
                 CollectionConverters.asScala(new ArrayList<InternalRow>(rows)).toSeq(),
@@ -256,21 +261,22 @@ final class PlanParts {
   static LogicalPlan packed(
       SparkSession session,
       List<Attribute> columns,
-      Iterable<? extends InternalRow> rows,
+      List<PackedRows> rows,
       boolean isStreaming,
       Option<SparkDataStream> stream) {
-    PackedRows packed = PackedRows.of(columns.size(), rows);
+    long bytes = rows.stream().mapToLong(PackedRows::bytes).sum();
+    int count = rows.stream().mapToInt(PackedRows::count).sum();
     JavaSparkContext context = new JavaSparkContext(session.sparkContext());
     JavaRDD<InternalRow> task =
-        packed.bytes() > MOST_TASK_BYTES
+        bytes > MOST_TASK_BYTES
             ? context
-                .parallelize(List.of(context.broadcast(packed)), 1)
+                .parallelize(rows.stream().map(context::broadcast).toList(), 1)
                 .flatMap(sent -> sent.value().iterator())
-            : context.parallelize(List.of(packed), 1).flatMap(PackedRows::iterator);
+            : context.parallelize(rows, 1).flatMap(PackedRows::iterator);
     Statistics statistics =
         new Statistics(
-            BigInt.apply(Math.max(1, packed.bytes())),
-            Option.apply(BigInt.apply(packed.count())),
+            BigInt.apply(Math.max(1, bytes)),
+            Option.apply(BigInt.apply(count)),
             AttributeMap$.MODULE$.empty(),
             false);
     return new LogicalRDD(

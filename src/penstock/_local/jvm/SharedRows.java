@@ -14,7 +14,6 @@ import org.apache.spark.sql.catalyst.expressions.InputFileBlockLength;
 import org.apache.spark.sql.catalyst.expressions.InputFileBlockStart;
 import org.apache.spark.sql.catalyst.expressions.InputFileName;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
-import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
@@ -40,15 +39,15 @@ final class SharedRows {
   // Of a file.
   private static final long MOST_ROWS = 20_000;
   private static final long KEPT_BYTES = 32L << 20;
-  private static final List<UnsafeRow> TOO_MANY = List.of();
+  private static final PackedRows TOO_MANY = new PackedRows(0);
 
   /** A file, whose name is unique, and how it is read. */
   private record Key(String file, String schema, String timeZone) {}
 
-  private static final Cache<Key, List<UnsafeRow>> KEPT =
+  private static final Cache<Key, PackedRows> KEPT =
       CacheBuilder.newBuilder()
           .maximumWeight(KEPT_BYTES)
-          .<Key, List<UnsafeRow>>weigher((key, rows) -> (int) (1000 + bytes(rows)))
+          .<Key, PackedRows>weigher((key, rows) -> (int) (1000 + rows.bytes()))
           .build();
 
   private SharedRows() {}
@@ -64,19 +63,19 @@ final class SharedRows {
     if (!leaf.isStreaming() || !isSmall || !FileRows.canRead(metadata) || !hasAll(leaf, metadata)) {
       return null;
     }
-    List<UnsafeRow> rows = new ArrayList<>();
+    List<PackedRows> rows = new ArrayList<>();
     try {
       for (AddFile file : files) {
-        List<UnsafeRow> ofFile = rows(session, index.deltaLog(), metadata, file);
+        PackedRows ofFile = rows(session, index.deltaLog(), metadata, file);
         if (ofFile == TOO_MANY) {
           return null;
         }
-        rows.addAll(ofFile);
+        rows.add(ofFile);
       }
     } catch (ExecutionException | UncheckedExecutionException error) {
       return null; // The scan fails with Spark's message.
     }
-    if (bytes(rows) > MOST_BYTES) {
+    if (rows.stream().mapToLong(PackedRows::bytes).sum() > MOST_BYTES) {
       return null;
     }
     List<Attribute> columns = new ArrayList<>(PlanParts.list(leaf.output()));
@@ -101,11 +100,7 @@ final class SharedRows {
     return names.equals(Arrays.asList(metadata.schema().fieldNames()));
   }
 
-  private static long bytes(List<UnsafeRow> rows) {
-    return rows.stream().mapToLong(UnsafeRow::getSizeInBytes).sum();
-  }
-
-  private static List<UnsafeRow> rows(
+  private static PackedRows rows(
       SparkSession session, DeltaLog log, Metadata metadata, AddFile file)
       throws ExecutionException {
     ParquetParts parts = new ParquetParts();
@@ -121,20 +116,17 @@ final class SharedRows {
                   columns, columns, metadata.columnMappingMode(), true);
           int[] all = IntStream.range(0, physical.size()).toArray();
           UnsafeProjection projection = BatchKeys.projection(physical, all);
-          List<UnsafeRow> rows = new ArrayList<>();
-          long bytes = 0;
+          PackedRows rows = new PackedRows(physical.size());
           var read = part.read(ParquetParts.reader(session, log, physical, List.of()));
           while (read.hasNext()) {
-            UnsafeRow row = projection.apply(read.next());
-            bytes += row.getSizeInBytes();
+            rows.add(projection.apply(read.next()));
             // Rows that are alike need little space in a file.
-            if (bytes > MOST_BYTES || rows.size() == MOST_ROWS) {
+            if (rows.bytes() > MOST_BYTES || rows.count() > MOST_ROWS) {
               if (read instanceof Closeable reader) {
                 reader.close();
               }
               return TOO_MANY;
             }
-            rows.add(row.copy());
           }
           return rows;
         });

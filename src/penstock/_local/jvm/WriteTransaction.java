@@ -20,6 +20,7 @@ import org.apache.spark.sql.delta.DummySnapshot;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.actions.Protocol;
+import org.apache.spark.sql.delta.sources.DeltaSQLConf;
 import org.apache.spark.sql.delta.stats.DeltaJobStatisticsTracker;
 import org.apache.spark.sql.delta.stats.StatisticsCollection;
 import org.apache.spark.sql.execution.metric.SQLMetric;
@@ -135,6 +136,7 @@ public class WriteTransaction extends OptimisticTransaction {
     settings.putAll(CollectionConverters.asJava(spark().sessionState().conf().getAllConfs()));
     settings.putAll(CollectionConverters.asJava(metadata().configuration()));
     settings.keySet().removeIf(name -> !SETTINGS.matcher(name).matches());
+    settings.remove(DeltaSQLConf.DELTA_LAST_COMMIT_VERSION_IN_SESSION().key());
     Columns key =
         new Columns(
             metadata().schemaString(),
