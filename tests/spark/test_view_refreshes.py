@@ -122,7 +122,7 @@ def pipeline(spark, tmp_path_factory):
 
 def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch):
     # As in a table that is not rewritten.
-    monkeypatch.setattr("penstock._tables.write.view_writer.REWRITE_BYTES", -1)
+    monkeypatch.setattr("penstock._tables.write.keyed.REWRITE_BYTES", -1)
     assert set(pipeline.refresh().values()) == {"NO_OP"}
     pipeline.spark.sql(f"COMMENT ON TABLE delta.`{pipeline.paths['src']}` IS 'orders'")
     assert set(pipeline.refresh().values()) == {"NO_OP"}
@@ -185,7 +185,7 @@ def test_a_view_is_recomputed_when_its_changes_are_not_known(spark, pipeline, mo
     assert pipeline.refresh()["texts"] == "COMPLETE_RECOMPUTE"
     assert "are the same partition of x" in pipeline.reasons["texts"]
     with monkeypatch.context() as patched:
-        patched.setattr("penstock._tables.write.view_writer.REWRITE_BYTES", -1)
+        patched.setattr("penstock._tables.write.keyed.REWRITE_BYTES", -1)
         pipeline.add("src", [(98, 5, 5)])
         assert pipeline.refresh()["texts"] == "GROUP_AGGREGATE"
     totals_of_keys = pipeline.project.rows("totals", "k", "n", key=repr)

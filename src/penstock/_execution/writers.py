@@ -27,7 +27,6 @@ from penstock._plan.settings import tombstone_seconds
 from penstock._spark.plans import has_state
 from penstock._tables.commits import CommitResult
 from penstock._tables.read.log_scan import read_commit_counts
-from penstock._tables.write import view_writer
 from penstock._tables.write.assignment import assigned, filled
 from penstock._tables.write.cdc_events import RowShape
 from penstock._tables.write.cdc_snapshot import SnapshotWriter
@@ -246,7 +245,7 @@ class TableWriters:
             self._tables.spark,
             version=version,
             is_streamed=self._tables.is_streamed(dataset),
-            on_vectors=partial(self._warn_of_vectors, dataset, node, view_writer.REWRITE_BYTES),
+            on_vectors=partial(self._warn_of_vectors, dataset, node),
             **self._options(dataset, node, self.split(dataset, df), _VIEW),
         )
 
@@ -330,12 +329,10 @@ class TableWriters:
         fails = any(r.on_violation is OnViolation.FAIL for r in dataset.declared.expectations)
         return with_rules if fails and has_state(node.analysis.stateful_operators) else None
 
-    def _warn_of_vectors(
-        self, dataset: DatasetNode, node: FlowNode, rewrite_bytes: int = REWRITE_BYTES
-    ) -> None:
+    def _warn_of_vectors(self, dataset: DatasetNode, node: FlowNode) -> None:
         self._warn(
             node,
-            f"{dataset.display} is larger than {rewrite_bytes >> 20} MB, so "
+            f"{dataset.display} is larger than {REWRITE_BYTES >> 20} MB, so "
             "delta.enableDeletionVectors was set: batches mark changed rows as deleted instead of "
             "rewriting their files. All readers of the table must support deletion vectors. To do "
             "without them, set the property to false in table_properties, and run "

@@ -65,8 +65,8 @@ import org.apache.spark.sql.types.TimestampType;
 import org.apache.spark.sql.types.VariantType;
 import scala.Option;
 import scala.collection.immutable.Seq;
-import scala.math.BigInt;
 import scala.jdk.javaapi.CollectionConverters;
+import scala.math.BigInt;
 
 /** Builds and takes apart Spark's logical plans. */
 final class PlanParts {

@@ -33,8 +33,8 @@ from penstock._tables.write.key_joins import (
 from penstock._tables.write.merge import merge_rows
 from penstock._tables.write.schema import COLUMN_MAPPING, is_computed, union
 
-# The cost of a rewrite grows with the table.
-REWRITE_BYTES = 8 * 1024 * 1024
+# One task rewrites a table of this size in less time than a search takes.
+REWRITE_BYTES = 2 * 1024 * 1024
 # Keys are collected to the driver, and sent to the tasks that search them.
 MOST_KEYS = 500_000
 _KEY = "penstock_key"
@@ -86,7 +86,6 @@ class KeyedTable:
     way: Way | None = None  # None = by size and properties of the table
     is_streamed: bool = False
     on_vectors: Callable[[], None] | None = None
-    rewrite_bytes: int | None = None  # up to which all files are rewritten; None = `REWRITE_BYTES`
 
     def replace(
         self,
@@ -209,8 +208,7 @@ class KeyedTable:
         for feature in ("delta.enableChangeDataFeed", "delta.enableRowTracking"):
             if configuration.get(feature, "false").lower() == "true":
                 return Way.MERGE
-        most = REWRITE_BYTES if self.rewrite_bytes is None else self.rewrite_bytes
-        is_small = self.table.live_files.size(txn.jvm.snapshot()) <= most
+        is_small = self.table.live_files.size(txn.jvm.snapshot()) <= REWRITE_BYTES
         if is_small and not self.is_streamed:
             return Way.TABLE
         if count > MOST_KEYS or not self._can_search(txn, touched):

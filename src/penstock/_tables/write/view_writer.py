@@ -19,8 +19,6 @@ from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
 
-# One task rewrites a table of this size in less time than a search takes.
-REWRITE_BYTES = 2 * 1024 * 1024
 _MERGES = {"sum": F.sum, "min": F.min, "max": F.max}
 _OTHER_ROWS = "the table does not have the rows of the last refresh"
 COPIES = "__penstock_copies"
@@ -48,7 +46,7 @@ class ViewWriter(FlowWriter):
     ) -> None:
         super().__init__(spark, **options)
         self._version = version
-        self._keyed = KeyedTable(self._target, None, is_streamed, on_vectors, REWRITE_BYTES)
+        self._keyed = KeyedTable(self._target, None, is_streamed, on_vectors)
         self._keys: Any = None
         self._count = 0
         self._touched: DataFrame | None = None
