@@ -136,6 +136,7 @@ public class WriteTransaction extends OptimisticTransaction {
     settings.putAll(CollectionConverters.asJava(spark().sessionState().conf().getAllConfs()));
     settings.putAll(CollectionConverters.asJava(metadata().configuration()));
     settings.keySet().removeIf(name -> !SETTINGS.matcher(name).matches());
+    // Delta sets it after each commit.
     settings.remove(DeltaSQLConf.DELTA_LAST_COMMIT_VERSION_IN_SESSION().key());
     Columns key =
         new Columns(

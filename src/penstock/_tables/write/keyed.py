@@ -33,7 +33,7 @@ from penstock._tables.write.key_joins import (
 from penstock._tables.write.merge import merge_rows
 from penstock._tables.write.schema import COLUMN_MAPPING, is_computed, union
 
-# One task rewrites a table of this size in less time than a search takes.
+# Deletion vectors are faster for most of these tables, too, but some readers refuse them.
 REWRITE_BYTES = 2 * 1024 * 1024
 # Keys are collected to the driver, and sent to the tasks that search them.
 MOST_KEYS = 500_000
