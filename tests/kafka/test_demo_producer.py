@@ -1,3 +1,4 @@
+import threading
 import uuid
 from collections import Counter
 
@@ -5,6 +6,7 @@ import pytest
 from demo_oracle import read_records
 
 from penstock._local.broker import BrokerHandle, ensure_topic
+from penstock._local.demo import producer as producer_module
 from penstock._local.demo.account import order_id
 from penstock._local.demo.kafka_log import read_ranges
 from penstock._local.demo.orders import OrderStream
@@ -62,6 +64,18 @@ def test_producer_stops_early_on_request(kafka_broker: BrokerHandle, topic: str)
     assert producer.join(30.0)
     sent = sum(end - begin for begin, end in read_ranges(servers, topic).values())
     assert sent == producer.acknowledged < 50
+
+
+def test_seconds_before_a_stop_do_not_shorten_the_wait_after_it(monkeypatch) -> None:
+    monkeypatch.setattr(producer_module, "_UNACKNOWLEDGED_MS", 100)
+    monkeypatch.setattr(producer_module, "_LAST_PATIENCE_SECONDS", 2.0)
+    stream = OrderStream(run_id="r", rate=50.0)
+    producer = OrderProducer("127.0.0.1:9", "orders", stream, total=None)
+    producer.start()
+    threading.Event().wait(2.5)
+    producer.request_stop()
+    with pytest.raises(SetupError, match=r"messages were not acknowledged in [45] s"):
+        producer.join(10.0)
 
 
 def test_duplicates_are_sent_to_the_partition_of_their_original(

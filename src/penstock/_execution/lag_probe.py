@@ -45,8 +45,9 @@ class FlowLag:
         sources: Sequence[OpenedSource],
         query: StreamingQuery,
         wake: Callable[[], None],
+        problems: dict[str, tuple[str, str]],  # by source; kept when the flow is started again
     ) -> None:
-        self._problems: dict[str, tuple[str, str]] = {}
+        self._problems = problems
         self._origin = origin
         self._wake = wake
         self._sources = sources
@@ -54,7 +55,7 @@ class FlowLag:
         self._progress: Mapping[str, Any] | None = None
         self._last: Any = None
         self._due = float("-inf")
-        self._has_ended = False
+        self._has_ended = self._has_failed = False
         self.is_done = False
         """Whether it was measured after its end."""
 
@@ -62,8 +63,9 @@ class FlowLag:
         self._progress = progress
         self._wake()
 
-    def ended(self) -> None:
+    def ended(self, *, failed: bool = False) -> None:
         """End the flow: it is measured once more."""
+        self._has_failed = failed
         self._has_ended = True
         self._wake()
 
@@ -92,7 +94,8 @@ class FlowLag:
             if ending:
                 self._query = None  # it can be freed
         timestamp = time_text(datetime.now(UTC))
-        changes = [] if ending else self._changes(sources, timestamp)
+        stopped = ending and not self._has_failed
+        changes = [] if stopped else self._changes(sources, timestamp)
         if not sources or sources == self._last:
             return changes
         self._last = sources
@@ -144,6 +147,7 @@ class LagProbe:
     def __init__(self, emit: Callable[[Any], None]) -> None:
         self._emit = emit
         self._flows: list[FlowLag] = []
+        self._problems: dict[str, dict[str, tuple[str, str]]] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -151,7 +155,8 @@ class LagProbe:
     def watch(
         self, origin: EventOrigin, sources: Sequence[OpenedSource], query: StreamingQuery
     ) -> FlowLag:
-        flow = FlowLag(origin, sources, query, self._wake)
+        problems = self._problems.setdefault(origin.flow_name, {})
+        flow = FlowLag(origin, sources, query, self._wake, problems)
         with self._changed:
             self._flows.append(flow)
             if self._thread is None:

@@ -198,7 +198,7 @@ class RunningQuery:
 
     def terminated(self, error: str | None, query_id: str | None = None) -> None:
         """The query ended; the last callback."""
-        if not self._end():
+        if not self._end(failed=error is not None and not self._stopping):
             return
         self._query_id = query_id
         if self._close is None and (error is None or not self._sources):
@@ -262,7 +262,7 @@ class RunningQuery:
         if self._end():
             self._on_end(error)
 
-    def _end(self) -> bool:
+    def _end(self, *, failed: bool = False) -> bool:
         """Whether this is the first report of the end."""
         with self._changed:
             if self._ended:
@@ -272,7 +272,7 @@ class RunningQuery:
                 source.ended()
             self._changed.notify_all()
         if self._lag is not None:
-            self._lag.ended()
+            self._lag.ended(failed=failed)
         return True
 
     # -- stopping ------------------------------------------------------------------------------

@@ -1,17 +1,18 @@
 """A query whose success cannot be recorded, whose sink cannot be closed, or that has ended."""
 
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 
 import pytest
 
-from penstock._execution.lag_probe import FlowLag
+from penstock._execution.lag_probe import FlowLag, LagProbe
 from penstock._execution.listener import ProgressListener
 from penstock._execution.running import RunningQuery
 from penstock._model.flow import Flow
 from penstock._model.origin import source_location
-from penstock._observe.events import EventOrigin
+from penstock._observe.events import EventOrigin, SourceProgress
 from penstock.errors import FlowError
 
 BATCH = {"batchId": 0, "numInputRows": 1, "durationMs": {"addBatch": 1}}
@@ -139,7 +140,7 @@ def test_terminated_query_is_freed_while_its_error_is_referenced():
     query, _, ends = query_with([None])
     spark_query, batch = SparkQuery(), SparkQuery()
     freed = [weakref.ref(spark_query), weakref.ref(batch)]
-    lag = FlowLag(EventOrigin(flow_name="f"), (), spark_query, bool)
+    lag = FlowLag(EventOrigin(flow_name="f"), (), spark_query, bool, {})
     query.writes_batches(failing_write)
     query.attach(spark_query)
     query.measures_lag(lag)
@@ -151,3 +152,57 @@ def test_terminated_query_is_freed_while_its_error_is_referenced():
     assert "disk is full" in str(ends[0])
     assert raised.value is ends[0]
     assert [ref() for ref in freed] == [None, None]
+
+
+class Source:
+    """A source whose broker does not respond while `problem` is set."""
+
+    def __init__(self):
+        self.problem = None
+
+    def lag(self, progress, java_source):
+        return {"kind": "kafka", "problem": self.problem}
+
+    def description(self, text):
+        return text
+
+
+@pytest.mark.parametrize(
+    ("end", "states"),
+    [
+        ("org.apache.kafka.common.errors.TimeoutException: x", ["NO_ANSWER", "ANSWERS"]),
+        (None, []),  # no flow waits after a stop
+    ],
+)
+def test_a_silent_source_is_reported_when_its_flow_fails_before_it_is_measured(end, states):
+    source, reported = Source(), []
+    probe = LagProbe(reported.append)
+    progress = {**BATCH, "sources": [{"description": "kafka orders"}]}
+
+    def started():
+        query, _, _ = query_with([None])
+        lag = probe.watch(EventOrigin(flow_name="f"), (source,), SparkQuery())
+        query.measures_lag(lag)
+        lag.progressed(progress)
+        return query
+
+    try:
+        query = started()
+        wait_until(lambda: len(reported) == 1)
+        source.problem = "no broker responds"
+        query.terminated(end)
+        wait_until(lambda: len(reported) == 2 + len(states[:1]))
+        source.problem = None
+        started()
+        wait_until(lambda: len(reported) == 3 + len(states))
+    finally:
+        probe.close()
+    bodies = [event.body for event in reported]
+    assert [body.state for body in bodies if isinstance(body, SourceProgress)] == states
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)

@@ -107,11 +107,12 @@ class OrderProducer:
         self._client.poll(0)
 
     def _flush(self) -> None:
-        waited = 0.0
+        waited = waited_for_stop = 0.0
         while left := self._client.flush(1.0):
             waited += 1.0
-            patience = _LAST_PATIENCE_SECONDS if self._stop.is_set() else _PATIENCE_SECONDS
-            if waited >= patience:
+            # The seconds before the stop do not count: the broker may have just come back.
+            waited_for_stop += self._stop.is_set()
+            if waited >= _PATIENCE_SECONDS or waited_for_stop >= _LAST_PATIENCE_SECONDS:
                 raise TimeoutError(f"{left} messages were not acknowledged in {waited:g} s")
 
     def _delivered(self, error: Any, _message: Any) -> None:
