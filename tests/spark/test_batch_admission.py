@@ -130,6 +130,7 @@ class Queries:
         interval: str = "20 milliseconds",
         work: Callable[[], Any] = bool,
         is_eager: bool = False,
+        patience_ms: int = 0,
     ) -> Any:
         def on_batch(_: DataFrame, __: int) -> None:
             with self.changed:
@@ -141,7 +142,7 @@ class Queries:
         writer = writer.option("checkpointLocation", str(self.folder / name))
         query: Any = writer.trigger(processingTime=interval).start()
         self.running.append(query)
-        self.admission.attach(query._jsq.streamingQuery(), 0, is_eager)
+        self.admission.attach(query._jsq.streamingQuery(), patience_ms, is_eager)
         return query
 
     def await_batches(self, holds: Callable[[list[str]], bool]) -> list[str]:
@@ -202,6 +203,21 @@ def test_an_eager_query_waits_for_its_interval_only_without_rows(
     flows.start("patient", interval="3 seconds")
     done = flows.await_batches(lambda done: done.count("patient") >= 3)
     assert done.count("eager") > 2 * done.count("patient")
+
+
+def test_an_eager_query_begins_fewer_batches_while_others_wait(
+    queries: Callable[[int], Queries],
+) -> None:
+    flows, pause = queries(1), threading.Event()
+    flows.start("eager", interval="3 seconds", is_eager=True)
+    for name in "abc":
+        flows.start(name, work=lambda: pause.wait(0.05), patience_ms=HOUR_MS)
+    flows.await_batches(lambda done: all(done.count(name) > 1 for name in "abc"))
+    with flows.changed:
+        flows.batches.clear()
+    began = time.monotonic()
+    flows.await_batches(lambda done: done.count("eager") >= 6)
+    assert time.monotonic() - began >= 2.2  # without the others, 1.2 s
 
 
 def test_pause_is_not_prolonged_when_the_clock_is_set_back(

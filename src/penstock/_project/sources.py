@@ -126,9 +126,9 @@ def _pipeline_files(root: Path) -> tuple[Path, ...]:
         return jobs
     raise SpecError(
         "SOURCE_NOT_FOUND",
-        f"{root} has no pipeline: no spec file here or above, no Python file or notebook that "
-        "imports penstock, dlt or pyspark.pipelines, no SQL that creates a dataset, and none in "
-        "the folder itself that starts streaming queries",
+        f"{root} has no pipeline: no spec file or bundle here or above declares one, no Python "
+        "file or notebook imports penstock, dlt or pyspark.pipelines, no SQL creates a dataset, "
+        "and no file of the folder itself starts streaming queries",
         hint="name a file (`penstock run my_pipeline.py`), or create a project with "
         "`penstock init NAME`",
     )

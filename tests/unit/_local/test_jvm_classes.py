@@ -45,6 +45,7 @@ def test_jar_manifest_has_the_checksum_of_its_sources() -> None:
         "penstock/delta/LinkLogStore",
         "penstock/delta/LiveFiles",
         "penstock/delta/NormalPlan",
+        "penstock/delta/PackedRdd",
         "penstock/delta/PackedRows",
         "penstock/delta/ParquetParts",
         "penstock/delta/PartialAggregates",

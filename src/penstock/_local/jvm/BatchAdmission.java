@@ -30,6 +30,9 @@ public final class BatchAdmission {
   /** From the beginning of a batch to that of the next one: more would only make smaller files. */
   private static final long LEAST_MILLIS = 200;
 
+  /** The same while others wait: each reader of a table reads each of its commits. */
+  private static final long CROWDED_MILLIS = 500;
+
   private static final long FIRST_PAUSE_MILLIS = 50;
   private static final long MOST_MILLIS = 60_000;
   private static final long CHECK_NANOS = TimeUnit.MILLISECONDS.toNanos(200);
@@ -175,6 +178,10 @@ public final class BatchAdmission {
       }
     }
 
+    private long leastMillis() {
+      return BatchAdmission.this.waiting() < permits ? LEAST_MILLIS : CROWDED_MILLIS;
+    }
+
     /** Ends the turn; no effect outside of it. */
     public void leave() {
       isTaken = false;
@@ -252,7 +259,7 @@ public final class BatchAdmission {
       boolean isIdle = batch == lastBatch;
       lastBatch = batch;
       idleMillis = isIdle ? Math.min(2 * idleMillis, MOST_MILLIS) : FIRST_PAUSE_MILLIS;
-      return isIdle ? now + idleMillis : began + LEAST_MILLIS;
+      return isIdle ? now + idleMillis : began + turn.leastMillis();
     }
 
     /** As it is: Spark knows an interrupted query by this exception. */

@@ -10,6 +10,7 @@ import java.util.Objects;
 import java.util.function.Predicate;
 import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.api.java.JavaSparkContext;
+import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Abs;
@@ -267,12 +268,13 @@ final class PlanParts {
     long bytes = rows.stream().mapToLong(PackedRows::bytes).sum();
     int count = rows.stream().mapToInt(PackedRows::count).sum();
     JavaSparkContext context = new JavaSparkContext(session.sparkContext());
-    JavaRDD<InternalRow> task =
+    RDD<InternalRow> task =
         bytes > MOST_TASK_BYTES
             ? context
                 .parallelize(rows.stream().map(context::broadcast).toList(), 1)
                 .flatMap(sent -> sent.value().iterator())
-            : context.parallelize(rows, 1).flatMap(PackedRows::iterator);
+                .rdd()
+            : new PackedRdd(context.parallelize(rows, 1).rdd());
     Statistics statistics =
         new Statistics(
             BigInt.apply(Math.max(1, bytes)),
@@ -281,7 +283,7 @@ final class PlanParts {
             false);
     return new LogicalRDD(
         seq(columns),
-        task.rdd(),
+        task,
         new UnknownPartitioning(1),
         seq(List.of()),
         isStreaming,
