@@ -7,8 +7,8 @@ tables in one job; `KeptStatistics` computes the statistics of files. `BatchFile
 of a batch, or returns their `SharedRows`, and lists those of tables with few files;
 `BatchAdmission` lets streaming queries take turns.
 `LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and deletes the rows of
-`BatchKeys` among them, by a `KeySearch`. `PackedRows` are many rows of the driver, for one task, which
-reads them by a `PackedRdd`.
+`BatchKeys` among them, by a `KeySearch`. `PackedRows` are many rows of the driver, for one task,
+which reads them by a `PackedRdd`.
 `QueryChanges` computes how the result of a query changes with its tables, by a `NormalPlan`:
 `TableChanges` of each table, `LinearChanges` as `ChangedRows`, `PartialAggregates`, and
 `AffectedKeys` of `KeyColumns`. `Checkpoints` writes checkpoints of tables beside the batches, and
