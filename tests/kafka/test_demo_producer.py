@@ -1,4 +1,5 @@
 import threading
+import time
 import uuid
 from collections import Counter
 
@@ -74,8 +75,10 @@ def test_seconds_before_a_stop_do_not_shorten_the_wait_after_it(monkeypatch) -> 
     producer.start()
     threading.Event().wait(2.5)
     producer.request_stop()
-    with pytest.raises(SetupError, match=r"messages were not acknowledged in [45] s"):
-        producer.join(10.0)
+    stopped = time.monotonic()
+    with pytest.raises(SetupError, match="messages were not acknowledged"):
+        producer.join(20.0)
+    assert time.monotonic() - stopped > 0.99  # the second of two flushes of one second
 
 
 def test_duplicates_are_sent_to_the_partition_of_their_original(
