@@ -36,7 +36,8 @@ class BatchAdmission:
         """Let a query with a processing time trigger take turns; ignore others.
 
         With `is_eager`, its trigger interval applies only while there are no new rows; a batch
-        begins 0.2 s after the last one at the earliest, 0.5 s while others wait for their turns.
+        begins 0.2 s after the last one began at the earliest; 0.5 s while as many queries wait as
+        there are permits.
         """
         if self._java is not None:
             java_query: Any = query

@@ -147,7 +147,7 @@ class LagProbe:
     def __init__(self, emit: Callable[[Any], None]) -> None:
         self._emit = emit
         self._flows: list[FlowLag] = []
-        self._problems: dict[str, dict[str, tuple[str, str]]] = {}
+        self._problems: dict[str, dict[str, tuple[str, str]]] = {}  # by flow
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
