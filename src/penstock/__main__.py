@@ -1,8 +1,17 @@
-"""`python -m penstock`."""
+"""`python -m penstock`, and the command `penstock`."""
 
 import sys
 
-from penstock._cli.main import main
+
+def main() -> int:
+    """Run a command; the exit code. An interrupt while Python imports it has no traceback."""
+    try:
+        from penstock._cli.main import main as command_line
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    return command_line()
+
 
 if __name__ == "__main__":
     sys.exit(main())

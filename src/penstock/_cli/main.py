@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock._cli import (
     adopt,
@@ -38,8 +39,20 @@ from penstock._cli.masked_output import masked_output
 # Python collects garbage several times at its end, which takes 0.3 s if pandas is imported.
 atexit.register(gc.freeze)
 
+
+class _Commands(TyperGroup):
+    """All commands; Typer itself ends an interrupted one without a word."""
+
+    def invoke(self, ctx: Any) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
+
 app = typer.Typer(
     name="penstock",
+    cls=_Commands,
     help="Declarative streaming pipelines on any open-source Spark.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -113,8 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], *, debug: bool) -> int:
     _quieten_logging(debug=debug)
-    command = typer.main.get_command(app)
     try:
+        command = typer.main.get_command(app)
         code = command.main(arguments, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as error:

@@ -55,7 +55,7 @@ class LineDisplay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         view = update_view(self._update)
         output = Output()
         if not self._quiet:
@@ -70,8 +70,8 @@ class LineDisplay:
                     output.line(line.rstrip())
             for line in summary_lines(view):
                 output.line(line)
-        for line in _ending(view, error):
-            output.line(line)
+        if view.has_ended:
+            output.line(final_line(view))
 
 
 class LiveDisplay:
@@ -94,12 +94,13 @@ class LiveDisplay:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._has_ended = True
         with suppress(OSError):  # the terminal may have been closed meanwhile
             self._live.stop()
             view = update_view(self._update)
-            for line in (*summary_lines(view), *_ending(view, error)):
+            ending = [final_line(view)] if view.has_ended else []
+            for line in (*summary_lines(view), *ending):
                 self._console.print(line, soft_wrap=True)
 
     def _render(self) -> "RenderableType":
@@ -115,13 +116,6 @@ class LiveDisplay:
             return Text("starting Spark ...", style="dim")
         note = _STOP_NOTE if view.state is UpdateState.STOPPING else ""
         return live_view(view, width=width, height=height, note=note)
-
-
-def _ending(view: UpdateView, error: object) -> list[str]:
-    """The last line; empty if an exception reports the failure."""
-    if view.has_ended:
-        return [final_line(view)]
-    return ["interrupted"] if isinstance(error, KeyboardInterrupt) else []
 
 
 def summary_lines(view: UpdateView) -> list[str]:

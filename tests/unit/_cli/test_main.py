@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from penstock import __main__
 from penstock._cli import exit_codes, options
 from penstock._cli.failure import report
 from penstock._cli.main import app, main
@@ -121,6 +122,30 @@ def test_error_has_its_exit_code_and_message(
 ) -> None:
     assert report(error, debug=False) == code
     assert capfd.readouterr().err == text
+
+
+def test_interrupted_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock._local.doctor.run_checks", interrupted)
+    assert main(["doctor"]) == 130
+    assert capfd.readouterr() == ("", "interrupted\n")
+
+
+def test_interrupt_during_the_imports_has_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "penstock._cli.main")
+    monkeypatch.setattr("sys.meta_path", [Interrupted()])
+    assert __main__.main() == 130
+    assert capfd.readouterr() == ("", "interrupted\n")
 
 
 @pytest.mark.parametrize("error", [ValueError("oops"), InternalError("LOST", "lost a flow")])
