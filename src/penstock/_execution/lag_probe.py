@@ -19,9 +19,11 @@ from penstock.sources.base import OpenedSource
 
 _logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 10.0
-# Measuring takes at most one twentieth of the time, and adds few events to the log.
+# Measuring takes about one twentieth of the time, and adds few events to the log.
 _PAUSE_FACTOR = 20.0
 _PAUSE_PER_PARTITION = 0.1
+# On a loaded machine everything takes long, and a silent source must be noticed all the same.
+_LONGEST_PAUSE_SECONDS = 30.0
 _CLOSE_SECONDS = 8.0
 
 
@@ -88,7 +90,8 @@ class FlowLag:
             parts = sum(len(lag.get("partitions", ())) for lag in sources)
             if any(lag.get("problem") for lag in sources):
                 spent = 0.0  # spent waiting
-            pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * spent, _PAUSE_PER_PARTITION * parts)
+            rest = min(_PAUSE_FACTOR * spent, _LONGEST_PAUSE_SECONDS)
+            pause = max(_PAUSE_SECONDS, rest, _PAUSE_PER_PARTITION * parts)
             self._due = time.monotonic() + pause
             self.is_done = ending
             if ending:

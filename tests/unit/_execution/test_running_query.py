@@ -167,6 +167,21 @@ class Source:
         return text
 
 
+def test_a_slow_measurement_does_not_put_off_the_next_one_for_minutes(monkeypatch):
+    clock = [1000.0]
+
+    class SlowSource(Source):
+        def lag(self, progress, java_source):
+            clock[0] += 6.0
+            return super().lag(progress, java_source)
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    lag = FlowLag(EventOrigin(flow_name="f"), (SlowSource(),), SparkQuery(), bool, {})
+    lag.progressed({**BATCH, "sources": [{"description": "kafka orders"}]})
+    lag.measure()
+    assert lag.due(clock[0]) == 30.0
+
+
 @pytest.mark.parametrize(
     ("end", "states"),
     [
