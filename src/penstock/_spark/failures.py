@@ -64,6 +64,9 @@ _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 # S3 answers so to credentials that are wrong or expired, or lack a permission.
 _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
+PERMISSION = re.compile(r"Permission denied[:)]|Operation not permitted|AccessDeniedException")
+"""In the text of an error about a file or folder that the user may not read or write."""
+PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
 _LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
@@ -181,6 +184,8 @@ def flow_error(
                 "check the credentials for this location: they may be wrong or expired. They must "
                 "allow to list and read, and in the storage also to write and delete"
             )
+        elif PERMISSION.search(text):
+            hint = PERMISSION_HINT
     return raised(
         condition,
         f"flow {flow.name!r}: {message}",

@@ -10,7 +10,7 @@ from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._observe.masking import shown
 from penstock._spark.failures import flow_error, traced_text
-from penstock.errors import FlowError, UserCodeError
+from penstock.errors import DefinitionError, FlowError, UserCodeError
 from penstock.sinks.base import Write
 from penstock.sinks.function import FunctionSinkWriter
 
@@ -287,6 +287,22 @@ def test_exception_of_a_sink_function_has_its_type_and_the_line_of_the_user(kind
         FunctionSinkWriter(write, save).write(None, 3)
     place = f"{Path(__file__).name}:{save.__code__.co_firstlineno + 1}"
     assert f"in batch 3: {kind.__name__}: no luck ({place})" in failed.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "java.io.FileNotFoundException: /s/offsets/.3.tmp (Permission denied)",
+        "java.nio.file.AccessDeniedException: /data",
+        "PermissionError: [Errno 13] Permission denied: '/data'",
+    ],
+)
+def test_a_file_without_permission_says_who_needs_it(text):
+    assert "the user that runs the command" in (flow_error(text, FLOW).hint or "")
+    with pytest.raises(DefinitionError) as failed, user_code(FLOW, lambda _name: None):
+        raise OSError(text)
+    assert failed.value.condition == "PERMISSION_DENIED"
+    assert text in failed.value.message
 
 
 def test_query_function_that_ends_the_program_is_an_error():
