@@ -17,7 +17,7 @@ from penstock._project.packed import packed_python
 from penstock._project.secrets import remember_settings, resolve_secrets
 from penstock._runtime.leases import PipelineLeases, lease_seconds
 from penstock._spark.call_sites import own_columns
-from penstock._spark.hive import derby_folder, hive_configuration, require_hive
+from penstock._spark.hive import derby_folder, hive_configuration, require_derby, require_hive
 from penstock._spark.session import (
     SessionOptions,
     borrow_session,
@@ -80,6 +80,8 @@ def open_session(
     jars = class_path(SPARK_JAR_SETS)
     hive = _hive(settings)
     derby = derby_folder(hive)
+    if derby is not None and leases is not None:
+        require_derby(derby)
     spark = build_session(
         SessionOptions(
             app_name=settings.name,

@@ -1,6 +1,9 @@
 """Settings of a Spark session that uses a Hive metastore."""
 
+import errno
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._model.paths import local_path
@@ -58,6 +61,16 @@ def derby_folder(configuration: Mapping[str, str]) -> str | None:
     """The folder of the embedded metastore, if the settings of the session have one."""
     url = configuration.get(_HADOOP + _URL, "")
     return url.removeprefix(_DERBY).partition(";")[0] if url.startswith(_DERBY) else None
+
+
+def require_derby(folder: str) -> None:
+    """Refuse a metastore of another user, which Derby opens only to read: Hive tries for minutes.
+
+    Raises:
+        PermissionError: Names the folder.
+    """
+    if Path(folder).exists() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
 
 
 def require_hive(spark: "SparkSession") -> None:

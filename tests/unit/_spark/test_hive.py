@@ -1,6 +1,11 @@
 import pytest
 
-from penstock._spark.hive import derby_folder, hive_configuration, metastore_address
+from penstock._spark.hive import (
+    derby_folder,
+    hive_configuration,
+    metastore_address,
+    require_derby,
+)
 from penstock.errors import SpecError
 
 URL = "spark.hadoop.javax.jdo.option.ConnectionURL"
@@ -24,6 +29,14 @@ def test_an_address_leaves_the_embedded_database_out():
     }
     assert derby_folder(configuration) is None
     assert metastore_address(options, "s3a://bucket/shop") == "thrift://m:9083"
+
+
+def test_a_derby_database_of_another_user_is_refused_before_hive_tries_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    require_derby(str(tmp_path / "new"))
+    with pytest.raises(PermissionError, match="Permission denied") as caught:
+        require_derby(str(tmp_path))
+    assert caught.value.filename == str(tmp_path)
 
 
 def test_a_storage_that_is_not_local_needs_an_address():
