@@ -199,22 +199,49 @@ def test_xml_elements_are_rows_and_values_that_do_not_fit_are_rescued(stream):
         "<r><a>1</b></r>",
         "<r id=1><a>2</a></r>",
         "<r><b>&nbsp;</b></r>",
-        "<r><b><![CDATA[</r>",
         "<r><a>x</a><r><a>1</a></r>",
+        "<b>2</b></r>",
     ]
-    text = "".join(broken).replace("[</r>", "[</r>]]></b></r>")
+    text = "".join(broken) + "<r><b><![CDATA[</r>]]></b><!-- </r> --></r>"
     files.put(
-        "c.xml", f'<rs><!-- <r id="9"/> --><r id="6"/>{text}<r id="y" b="/>"/><r id="7"/></rs>'
+        "c.xml",
+        f'no <rs><!-- <r id="9"/> --><r id="6"/>{text}<r id="y" b="/>"/><r id="7"/><r id="8',
     )
     rows = files.parse()
     assert [(row["_id"], rescued(row)) for row in rows] == [
+        (None, {"_corrupt_record": "no "}),
         (6, None),
         *[(None, {"_corrupt_record": record}) for record in broken],
+        (None, None),
         (None, {"_id": "y", "_b": "/>"}),
         (7, None),
+        (None, {"_corrupt_record": '<r id="8'}),
     ]
+    assert rows[-4]["b"] == "</r>"
     with pytest.raises(ConnectorError, match="rowTag"):
         stream({"format": "xml"}, "a INT", "tagless").parse()
+
+
+def test_attributes_and_repetitions_that_a_column_does_not_hold_are_rescued(stream):
+    schema = "a INT, n STRING, l ARRAY<INT>, t ARRAY<STRUCT<u: INT>>, s STRUCT<v: INT>"
+    files = stream({"format": "xml", "rowTag": "r", "rescuedDataColumn": "_rescued_data"}, schema)
+    fitting = "<n><m>1</m></n><l>1</l><t><u>1</u></t><t><u>2</u></t><s><v>1</v></s><a>1</a>"
+    files.put(
+        "a.xml",
+        f"""<rs><r>{fitting}</r><r><a>1</a><a>02</a></r><r><n k="07">x</n></r>
+        <r><l>1</l><l k="v">2</l></r><r><t><u>1</u><u>2</u></t></r>
+        <r><s><v k="v">1</v></s></r></rs>""",
+    )
+    rows = files.parse()
+    assert (rows[0]["n"], rows[0]["t"]) == ("<m>1</m>", [(1,), (2,)])
+    assert [rescued(row) for row in rows] == [
+        None,
+        {"a": ["1", "02"]},
+        {"n": {"_VALUE": "x", "_k": "07"}},
+        {"l": ["1", {"_VALUE": "2", "_k": "v"}]},
+        {"t": {"u": ["1", "2"]}},
+        {"s": {"v": {"_VALUE": "1", "_k": "v"}}},
+    ]
 
 
 def test_text_lines_and_binary_contents_are_read(stream):

@@ -7,7 +7,7 @@ know in any case (they make it grow), and which columns are too narrow (they bec
 
 from dataclasses import dataclass
 
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, VariantType
 
 from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rows import TYPED, left_sql
@@ -108,20 +108,44 @@ class Comparison:
                 f"schema_of_variant({value}) RLIKE '^(DECIMAL|DOUBLE|FLOAT)' "
                 f"AND {cell} <> {text} AND NOT ({same})"
             )
-            test = f"CASE WHEN {cell} IS NULL OR ({changed}) THEN {whole} END"
+            lost = f"{cell} IS NULL OR ({changed}) OR {self._broken(value, kind)}"
+            test = f"CASE WHEN {lost} THEN {whole} END"
         else:
-            test = f"CASE WHEN {cell} IS NULL THEN {whole} END"
+            test = f"CASE WHEN {cell} IS NULL OR {self._broken(value, kind)} THEN {whole} END"
         source = f"try_element_at({fields}, {literal(column)})"
         present = f"{value} IS NOT NULL AND NOT is_variant_null({value})"
         return with_value(value, source, f"CASE WHEN {present} THEN {test} END")
 
     def _broken(self, value: str, kind: DataType) -> str:
-        if self.parser != "from_json" or isinstance(kind, MapType):
+        if self.parser == "from_xml":
+            return self._shortened(value, kind)
+        if not isinstance(kind, ArrayType):
             return "false"
         wanted = literal(f"x {type_sql(kind)}, {FLAW} string")
         options = options_map(self.options.record_options | INTO_FLAW)
         text = f"concat('{{\"x\":', to_json({value}), '}}')"
         return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
+
+    def _shortened(self, value: str, kind: DataType) -> str:
+        """SQL: whether an element of XML has attributes or repetitions that its column has not."""
+        if isinstance(kind, MapType | VariantType):
+            return "false"
+        items, known = _items(value), self._variable("p")
+        if isinstance(kind, ArrayType):
+            inside = self._shortened(known, kind.elementType)
+            return f"exists(coalesce({items}, array({value})), {known} -> {inside})"
+        if isinstance(kind, StructType):
+            fields = [
+                self._shortened(f"try_element_at({known}, {literal(f.name)})", f.dataType)
+                for f in kind.fields
+            ]
+            more = with_value(known, _map(value), " OR ".join(fields) or "false")
+        else:
+            prefix = self.options.parser_option("attributePrefix", default="_")
+            text = self.options.parser_option("valueTag", default="_VALUE")
+            is_attribute = f"startswith(k, {literal(prefix)}) AND k <> {literal(text)}"
+            more = f"exists(map_keys({_map(value)}), k -> {is_attribute})"
+        return f"coalesce({items} IS NOT NULL OR {more}, false)"
 
     def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:
         """SQL: columns that have no room for their values, as `path TYPE`."""

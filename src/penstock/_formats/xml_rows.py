@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType
 
-from penstock._formats.options import FileOptions
+from penstock._formats.options import Evolution, FileOptions
 from penstock._formats.rescue import FLAW, INTO_FLAW, Comparison, typed_columns
 from penstock._formats.rows import LEFT, TEXT, TYPED, broken_sql, decoded
 from penstock._formats.sqltext import FILE, options_map, with_value
@@ -36,8 +36,9 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFr
     source = f"CASE WHEN NOT ({huge}) THEN {TEXT} END" if huge else TEXT
     parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parse | INTO_FLAW)})"
     df = df.selectExpr(FILE, TEXT, f"{parsed} AS {TYPED}")
-    shown_options = f", {options_map(parse)}" if parse else ""
-    variant = f"from_xml({TEXT}, 'variant'{shown_options})"
+    # As strings, so that `007` is rescued as it is. A wider type is seen by the value's own.
+    types = {"inferSchema": str(options.evolution is Evolution.WIDEN).lower()}
+    variant = f"from_xml({TEXT}, 'variant', {options_map(parse | types)})"
     record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
     broken = broken_sql(TEXT)
     whole = Comparison(options, parser="from_xml").left_of_record(schema)
@@ -45,7 +46,8 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFr
     # other types have a flaw as well, but not if no column is parsed.
     nothing = typed_columns(StructType([StructField("__files_nothing", StringType())]))
     flaw = f"from_xml({TEXT}, {nothing}, {options_map(parse | INTO_FLAW)}).{FLAW}"
-    complete = literal(rf"(?:/>|</{re.escape(row_tag(options))}\s*>)\z")
+    tag = re.escape(row_tag(options))
+    complete = literal(rf"\A<{tag}(?=[\s/>])[\s\S]*(?:/>|</{tag}\s*>)\z")
     is_broken = f"{TEXT} NOT RLIKE {complete}" + (f" OR {huge}" if huge else "")
     is_broken += f" OR ({TYPED}.{FLAW} IS NOT NULL AND {flaw} IS NOT NULL)"
     slow = (
@@ -77,11 +79,19 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def _elements(tag: str) -> str:
-    """SQL: the row elements of a file, one a row; what is cut off at the end is a row as well."""
+    """SQL: the row elements of a file, one a row.
+
+    A row as well: what is cut off at the end, what follows an element up to a closing tag that has
+    no opening one, and text at the start of a file that is no XML.
+    """
     name = re.escape(tag)
     attributes = r"""(?:\s(?:[^"'>/]++|/(?!>)|"[^"]*+"|'[^']*+')*+)?"""
-    closed = rf"<{name}(?:\s[^>]*+)?>[\s\S]*?(?:</{name}\s*>|\z)"
+    comment = r"<!--[\s\S]*?-->"
+    inside = rf"(?:[^<]++|<!\[CDATA\[[\s\S]*?\]\]>|{comment}|<(?!/{name}\s*>))*+"
+    closed = rf"<{name}(?:\s[^>]*+)?(?:>{inside}(?:</{name}\s*>|\z)|\z)"
+    rest = rf"(?<=</{name}>)(?:[^<]++|<(?!!|/?{name}[\s/>]))*+</{name}\s*>"
+    text = r"\A\s*+[^<\s][^<]*+"
     # Elements in comments are no rows.
-    pattern = literal(rf"<!--[\s\S]*?-->|<{name}{attributes}/>|{closed}")
+    pattern = literal(rf"{comment}|<{name}{attributes}/>|{closed}|{rest}|{text}")
     matches = f"regexp_extract_all(value, {pattern}, 0)"
     return f"explode(filter({matches}, x -> NOT startswith(x, '<!--')))"
