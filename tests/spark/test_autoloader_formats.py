@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from file_stream import FileStream, rescued
 
-from penstock.errors import ConnectorError, FlowError
+from penstock.errors import ConnectorError, DefinitionError, FlowError
 
 pytestmark = pytest.mark.spark
 
@@ -100,6 +100,41 @@ def test_corrupt_files_and_files_with_other_types_are_quarantined(stream, spark,
         with pytest.raises(Exception, match=refused):
             read()
     assert strict.quarantined == {}
+
+
+@pytest.mark.parametrize("file_format", COLUMNAR)
+def test_a_column_with_the_name_of_the_rescued_data_is_rescued(stream, spark, file_format):
+    files = stream({"cloudFiles.format": file_format})
+    fields = "SELECT 1 AS id", "SELECT 2 AS id, 'x' AS _rescued_data"
+    for query, expected in zip(fields, (None, {"_rescued_data": "x"}), strict=True):
+        rows = spark.sql(query).coalesce(1)
+        rows.write.format(file_format).mode("append").save(str(files.folder))
+        (row,) = files.parse()
+        assert rescued(row) == expected
+    first = stream({"cloudFiles.format": file_format}, name="first")
+    rows.write.format(file_format).mode("append").save(str(first.folder))
+    assert [rescued(row) for row in (*first.batch(), *first.parse())] == [expected] * 2
+
+
+@pytest.mark.parametrize("file_format", COLUMNAR)
+def test_files_with_columns_that_differ_in_case_only_are_quarantined(stream, spark, file_format):
+    files = stream({"cloudFiles.format": file_format})
+    known = files.folder.parent
+    spark.sql("SELECT 1 AS id").coalesce(1).write.format(file_format).save(str(known / "id"))
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        twice = spark.sql("SELECT 2 AS id, 3 AS x, 4 AS X").coalesce(1)
+        twice.write.format(file_format).save(str(known / "twice"))
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    (data,) = (known / "twice").glob("part-*")
+    files.put(f"twice.{file_format}", data.read_bytes())
+    with pytest.raises(DefinitionError, match=f"twice.{file_format} cannot be read: .*already ex"):
+        files.parse()
+    (data,) = (known / "id").glob("part-*")
+    files.put(f"id.{file_format}", data.read_bytes())
+    assert [row["id"] for row in files.parse()] == [1]
+    assert "named 'x'" in files.quarantined[f"twice.{file_format}"]
 
 
 def test_orc_values_are_cast_when_they_fit_the_columns(stream, spark):
@@ -253,6 +288,12 @@ def test_text_lines_and_binary_contents_are_read(stream):
     typed = stream({"cloudFiles.format": "text"}, "value STRING, day DATE", name="t")
     typed.put("day=2026-01-02/a.txt", "one")
     assert [(row["value"], str(row["day"])) for row in typed.parse()] == [("one", "2026-01-02")]
+    hinted = stream({"format": "text", "schemaHints": "day DATE"}, name="hinted")
+    hinted.put("day=2026-01-02/a.txt", "one")
+    assert [str(row["day"]) for row in hinted.parse()] == ["2026-01-02"]
+    hinting = {"format": "text", "schemaHints": "value INT"}
+    with pytest.raises(ConnectorError, match="schemaHints 'value INT' do not go with"):
+        stream(hinting, name="hinting").parse()
     binary = stream({"cloudFiles.format": "BINARYFILE", "pathGlobFilter": "*.bin"}, name="b")
     binary.put("a.bin", b"\x00\x01")
     binary.put("a.txt", b"\x00\x01")

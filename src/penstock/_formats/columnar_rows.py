@@ -1,5 +1,6 @@
 """Parquet, ORC and Avro: Spark reads what the schema names, so schemas are compared by file."""
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -77,19 +78,23 @@ def distinct_schemas(
         except _SPARK_ERRORS:
             # Types that cannot be merged: file by file, the first one wins.
             pass
-    return list(schema_by_file(spark, options, paths).values())
+    seen = schema_by_file(spark, options, paths).values()
+    return [StructType() if isinstance(each, str) else each for each in seen]
 
 
 def schema_by_file(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
-) -> dict[str, StructType]:
-    def schema_of(path: str) -> StructType | None:
+) -> dict[str, StructType | str]:
+    """The schema of each file, or why no schema can have its columns; none if it is unreadable."""
+
+    def schema_of(path: str) -> StructType | str | None:
         try:
             df = spark.read.format(options.format).options(**dict(options.parse)).load(path)
         except _SPARK_ERRORS as error:
             if "DATA_SOURCE_NOT_FOUND" in str(error) or "deployed" in str(error):
                 raise avro_missing() from error
-            return None
+            twice = re.search(r"\[COLUMN_ALREADY_EXISTS\] The column `(.*?)` already", str(error))
+            return f"several of its columns are named {twice[1]!r}, in any case" if twice else None
         return df.schema
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="file-schemas") as pool:
@@ -110,10 +115,11 @@ def misfits(
         ConnectorError: `FILE_TYPES_UNFIT`: there are some, and files are not to be set aside.
     """
     reason = partial(misfit, schema, file_format=options.format)
-    if all(reason(seen) is None for seen in merged):
+    if all(seen.fields and reason(seen) is None for seen in merged):
         return {}
     schemas = schema_by_file(spark, options, paths).items()
-    unfit = {path: why for path, seen in schemas if (why := reason(seen)) is not None}
+    reasons = {path: seen if isinstance(seen, str) else reason(seen) for path, seen in schemas}
+    unfit = {path: why for path, why in reasons.items() if why is not None}
     if unfit and not options.quarantine_corrupt:
         path, why = next(iter(unfit.items()))
         raise ConnectorError(

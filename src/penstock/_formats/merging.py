@@ -1,7 +1,7 @@
 """Schema evolution: appends new fields and applies schema hints; existing types do not change."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import reduce
 
 from pyspark.sql.types import (
@@ -181,6 +181,16 @@ def visible(schema: StructType) -> StructType:
     """The schema without the fields that go to the rescued data."""
     shown = [field for field in schema.fields if not field.metadata.get(RESCUED)]
     return StructType([StructField(f.name, _visible_type(f.dataType), f.nullable) for f in shown])
+
+
+def rescue_fields(schema: StructType, names: Collection[str]) -> StructType:
+    """The schema in which the fields of these names, in lower case, go to the rescued data."""
+    return StructType(
+        [
+            StructField(f.name, f.dataType, True, {RESCUED: True}) if f.name.lower() in names else f
+            for f in schema.fields
+        ]
+    )
 
 
 def _visible_type(data_type: DataType) -> DataType:

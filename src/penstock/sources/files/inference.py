@@ -1,20 +1,25 @@
 """The schema of files, from a sample of them."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from penstock._formats.columnar_rows import distinct_schemas
 from penstock._formats.csv_rows import headers, headers_of_whole_files, needs_whole_files
-from penstock._formats.merging import one_spelling, widest, without_void
+from penstock._formats.merging import one_spelling, rescue_fields, widest, without_void
 from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
 from penstock._formats.rows import decoded
 from penstock._formats.xml_rows import row_tag
+from penstock._model.exception_text import first_line
 from penstock._model.quantity import parse_bytes
+from penstock._spark.failures import java_causes
 from penstock.errors import ConnectorError
 from penstock.sources.files.listing import FoundFile, file_name_of_uri, readable
 
@@ -66,7 +71,10 @@ def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile])
         schema = _csv(spark, options, files)
     else:
         schema = _xml(spark, options, paths)
-    return one_spelling(without_void(schema))
+    schema = one_spelling(without_void(schema))
+    if options.format in COLUMNAR:  # the other formats rescue what is in no column
+        return rescue_fields(schema, options.reserved)
+    return StructType([f for f in schema.fields if f.name.lower() not in options.reserved])
 
 
 def detect_format(files: Sequence[FoundFile]) -> str:
@@ -84,6 +92,17 @@ def detect_format(files: Sequence[FoundFile]) -> str:
         "the format of the files is not known",
         hint='set the option: cloudFiles.format for Auto Loader, format => "json" for read_files',
     )
+
+
+def why_unreadable(spark: SparkSession, options: FileOptions, path: str) -> str | None:
+    """Why a file cannot be read; `None` if it can."""
+    reader = spark.read.format(options.format if options.format in COLUMNAR else "text")
+    try:
+        reader.load(readable(path)).write.format("noop").mode("overwrite").save()
+    except (PySparkException, Py4JJavaError) as error:
+        causes: list[str] = re.findall(r"Caused by: ([^\n]+)", java_causes(error))
+        return causes[-1] if causes else first_line(error)
+    return None
 
 
 def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:

@@ -31,7 +31,7 @@ from penstock.errors import ConnectorError, DefinitionError
 from penstock.sources.base import Read
 from penstock.sources.files.announced import FOLDER, AnnouncedFiles
 from penstock.sources.files.discovery import Discovery, choose_discovery
-from penstock.sources.files.inference import FIXED, detect_format, infer, sample
+from penstock.sources.files.inference import FIXED, detect_format, infer, sample, why_unreadable
 from penstock.sources.files.listing import (
     FileRoots,
     FoundFile,
@@ -212,7 +212,7 @@ def _compared(opened: OpenedFiles, files: "_Files") -> OpenedFiles:
     if not options.rescued:
         return opened
     seen = widest(schemas)
-    taken = {*(name.lower() for name in opened.partitions.fieldNames()), *options.reserved}
+    taken = {name.lower() for name in opened.partitions.fieldNames()}
     besides = StructType([f for f in seen.fields if f.name.lower() not in taken])
     return replace(opened, schema=add_fields(opened.schema, without_void(besides), rescued=True)[0])
 
@@ -250,11 +250,11 @@ def _learned(
     data = infer(files.spark, options, files.sample)
     partitions = partition_schema(files.sample or files.all, files.roots, options)
     names = [field.name for field in partitions.fields]
-    folded = {*(name.lower() for name in names), *options.reserved}
+    folded = {name.lower() for name in names}
     kept = [field for field in data.fields if field.name.lower() not in folded]
     whole = _hinted(StructType([*kept, *partitions.fields]), options)
     if not [field for field in whole.fields if field.name not in names]:
-        raise _nothing_found(files)
+        raise _nothing_found(files, options)
     if streaming:
         state.save_note(_PARTITIONS, names)
         state.save(whole)
@@ -262,12 +262,21 @@ def _learned(
 
 
 def _hinted(schema: StructType, options: FileOptions) -> StructType:
-    if not options.hints or options.format in FIXED:
+    if not options.hints:
         return schema
-    return apply_hints(schema, options.hints)
+    hinted = apply_hints(schema, options.hints)
+    own = FIXED.get(options.format, StructType())
+    if own.fields and (len(hinted) > len(schema) or hinted.fields[: len(own)] != own.fields):
+        raise ConnectorError(
+            "SCHEMA_HINTS_INVALID",
+            f"cloudFiles.schemaHints {options.hints!r} do not go with the format "
+            f"{options.format}, whose columns are {', '.join(own.names)}",
+            hint="set the types of partition columns only, which cloudFiles.partitionColumns lists",
+        )
+    return hinted
 
 
-def _nothing_found(files: _Files) -> DefinitionError:
+def _nothing_found(files: _Files, options: FileOptions) -> DefinitionError:
     where = ", ".join(files.roots.paths)
     if not files.roots.existing():
         what = f"the folder {where} does not exist"
@@ -277,6 +286,9 @@ def _nothing_found(files: _Files) -> DefinitionError:
             what = f"no file in {where} matches the pathGlobFilter {unmatched[0]!r}"
     else:
         what = f"there are no rows to infer it from in {plural(len(files.all), 'file')} of {where}"
+        first = files.sample[0].path
+        if reason := why_unreadable(files.spark, options, first):
+            what += f", and {first} cannot be read: {reason}"
     return DefinitionError(
         "SCHEMA_NOT_INFERRED",
         f"no schema can be inferred: {what}",

@@ -39,6 +39,7 @@ _BROKEN_CONTENT = re.compile(
     r"|Unexpected end of (?:input|ZLIB|stream)|MalformedInputException|SnappyError|not a gzip file"
     r"|PARQUET_COLUMN_DATA_TYPE_MISMATCH|SchemaColumnConvertNotSupportedException"
     r"|could not be read as|CANNOT_READ_FILE_FOOTER|Could not read footer|FileTooShort"
+    r"|Found duplicate field"
     r"|NullPointerException: [^\n]*\borg\.apache\.avro\b"  # its last block is not complete
 )
 _MOST_PROBED = 1000
@@ -91,8 +92,7 @@ def _check_types(source: OpenedFiles, names: Sequence[str], schemas: Sequence[St
 
 
 def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
-    _, added = add_fields(source.all_fields, without_void(seen))
-    return [path for path in added if path.strip("`").lower() not in source.options.reserved]
+    return add_fields(source.all_fields, without_void(seen))[1]
 
 
 def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
@@ -143,13 +143,11 @@ def _grow(
 ) -> tuple[list[str], list[str]] | None:
     """Save a schema with room for a failure; the paths of new fields and the wider columns."""
     seen = _seen(source, where, [str(path) for path in message.get("files", ())])
-    taken = source.options.reserved
-    seen = StructType([field for field in seen.fields if field.name.lower() not in taken])
     adds_columns = source.options.evolution.adds_columns
     grown, added = add_fields(source.all_fields, seen, rescued=not adds_columns)
     if adds_columns:
         # What the sample does not show, as where files disagree about a field, is text.
-        grown, besides = add_paths(grown, [field for field in fields if field not in taken])
+        grown, besides = add_paths(grown, list(fields))
         added += besides
     widened: list[str] = []
     if source.options.evolution is Evolution.WIDEN:
@@ -277,4 +275,6 @@ def _cause(text: str) -> str:
     causes: list[str] = re.findall(r"Caused by: ([^\n]+)", text)
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
     cause = (reported or causes or ["it cannot be read"])[-1].strip()[:300]
+    if "URISyntaxException" in cause:  # of the checksum that may be beside a local file
+        return "the name of a local file cannot have a colon"
     return "the file is truncated" if "NullPointerException" in cause else cause
