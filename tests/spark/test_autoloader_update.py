@@ -187,6 +187,27 @@ def test_warning_names_the_folder_when_it_does_not_exist(project):
     assert "`paths`" in warning
 
 
+def test_a_planned_batch_waits_for_a_folder_that_vanished(project):
+    good = PIPELINE.replace('.load("landing")', '.schema("id INT").load("landing")')
+    failing = '.load("landing").where("assert_true(id = 0) IS NULL")'
+    project.source(good.replace('.load("landing")', failing))
+    for number in range(2):
+        put(project, f"{number}.json", lines({"id": number + 1}))
+    assert project.run().state is UpdateState.FAILED
+    project.source(good)
+    landing, away = project.root / "landing", project.root / "away"
+    landing.rename(away)
+    landing.mkdir()  # as if it were not mounted
+    assert project.run().failures[0].condition == "FOLDER_NOT_READABLE"
+    landing.rmdir()
+    away.rename(landing)
+    (landing / "0.json").unlink()
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("bronze", "id") == [(2,)]
+    (message,) = [event.message for event in project.events if "rows were lost" in event.message]
+    assert "landing/0.json had been removed" in message
+
+
 def test_parquet_columns_are_added_before_the_batch_is_written_when_a_file_has_more(project, spark):
     project.source(PIPELINE.replace('"json"', '"parquet"'))
     spark.range(3).write.parquet(str(project.root / "landing" / "one"))

@@ -349,7 +349,7 @@ class SourceRowsLost(Body):
     """A source had deleted rows before they were read, and the flow continued without them.
 
     Each range has `topic`, `partition`, `first` and `end` (exclusive, `None` if unknown); for
-    Kinesis `stream`, `shard`, `after`, `rows`.
+    Kinesis `stream`, `shard`, `after`, `rows`; for files `file`.
     """
 
     event_type = "source_rows_lost"

@@ -101,8 +101,15 @@ def why_unreadable(spark: SparkSession, options: FileOptions, path: str) -> str 
         reader.load(readable(path)).write.format("noop").mode("overwrite").save()
     except (PySparkException, Py4JJavaError) as error:
         causes: list[str] = re.findall(r"Caused by: ([^\n]+)", java_causes(error))
-        return causes[-1] if causes else first_line(error)
+        return plain_cause(causes[-1] if causes else first_line(error))
     return None
+
+
+def plain_cause(cause: str) -> str:
+    """What a cause that Java reports means."""
+    if "URISyntaxException" in cause:  # of the checksum that may be beside a local file
+        return "the name of a local file cannot have a colon"
+    return "the file is truncated" if "NullPointerException" in cause else cause
 
 
 def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -19,10 +20,11 @@ from penstock._formats.options import COLUMNAR, Evolution
 from penstock._formats.rows import MALFORMED, UNKNOWN_FIELD
 from penstock._formats.widening import changed_types, named_columns, widen_columns, widen_paths
 from penstock._model.flow import Flow
+from penstock._model.quantity import plural
 from penstock._spark.failures import full_text, java_causes
 from penstock.errors import FlowError
 from penstock.sources.base import flow_error
-from penstock.sources.files.inference import infer, sample
+from penstock.sources.files.inference import infer, plain_cause, sample
 from penstock.sources.files.listing import FoundFile, file_name, file_name_of_uri, readable
 from penstock.sources.files.opening import QUARANTINED, OpenedFiles
 
@@ -76,6 +78,35 @@ def check_files(source: OpenedFiles, paths: Iterable[str]) -> None:
         body: dict[str, Any] = {"source": source.key, "fields": added, "file": [names[0]]}
         body |= {"files": names, "schema": wide.jsonValue()}
         raise FilesDifferError(f"{UNKNOWN_FIELD} {json.dumps(body)}")
+
+
+def missing_files(source: OpenedFiles, paths: Iterable[str], flow: str) -> list[str]:
+    """The local files of a batch (URIs) that are gone: Spark reads the others without them.
+
+    Raises:
+        FlowError: Their folder is gone or empty, like that of a file system that is not mounted.
+    """
+    names = (file_name_of_uri(uri) for uri in paths if "#" not in uri)
+    missing = [name for name in names if not Path(name).exists() and source.roots.includes(name)]
+    if missing:
+        left_out = source.quarantined.union(source.existing)
+        missing = [name for name in missing if name not in left_out]
+    if not missing or source.options.source.get("ignoreMissingFiles") == "true":
+        return []
+    for folder in source.roots.first_folders():
+        if f"{missing[0]}/".startswith(f"{folder.rstrip('/')}/") and not any(
+            Path(folder).glob("*")
+        ):
+            raise FlowError(
+                "FOLDER_NOT_READABLE",
+                f"{folder} does not exist or is empty, and {plural(len(missing), 'file')} in it "
+                f"were to be read, such as {missing[0]}",
+                flow=flow,
+                retryable=True,
+                hint="check that its file system is mounted; if the files were deleted on purpose, "
+                "set the option ignoreMissingFiles to true",
+            )
+    return missing
 
 
 class FilesDifferError(Exception):
@@ -274,7 +305,4 @@ def _malformed(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 def _cause(text: str) -> str:
     causes: list[str] = re.findall(r"Caused by: ([^\n]+)", text)
     reported = [cause for cause in causes if _BROKEN_CONTENT.search(cause)]
-    cause = (reported or causes or ["it cannot be read"])[-1].strip()[:300]
-    if "URISyntaxException" in cause:  # of the checksum that may be beside a local file
-        return "the name of a local file cannot have a colon"
-    return "the file is truncated" if "NullPointerException" in cause else cause
+    return plain_cause((reported or causes or ["it cannot be read"])[-1].strip()[:300])

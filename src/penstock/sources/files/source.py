@@ -16,6 +16,7 @@ from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock.errors import PenstockError
 from penstock.sources.base import (
+    Loss,
     OpenedSource,
     Position,
     Range,
@@ -51,7 +52,7 @@ from penstock.sources.files.opening import (
     read_source,
 )
 from penstock.sources.files.queue_inbox import QueueInbox
-from penstock.sources.files.recovery import check_files, recover
+from penstock.sources.files.recovery import check_files, missing_files, recover
 
 FORMATS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
 _DESCRIPTION = "FileStreamSource["
@@ -254,6 +255,7 @@ class AutoLoaderStream(FileStream):
         self._flow = flow
         self._inbox: FileInbox | None = None
         self._has_batch = False
+        self._missing: list[str] = []
         self._stop = threading.Event()
 
     def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> str | None:
@@ -303,8 +305,16 @@ class AutoLoaderStream(FileStream):
             # Not at a start: one that fails before its first batch must not decide it.
             keep_existing(self.opened)
             self._has_batch = True
-        if self.opened.compares_files:
-            check_files(self.opened, batch_files(StorageFiles(self._spark), checkpoint, batch_id))
+        files: Mapping[str, int] = {}
+        if self.opened.compares_files or self.opened.roots.are_local:
+            files = batch_files(StorageFiles(self._spark), checkpoint, batch_id)
+        if self.opened.roots.are_local:
+            self._missing = missing_files(self.opened, files, self._flow)
+        check_files(self.opened, files)
+
+    def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
+        missing, self._missing = self._missing, []
+        return [Loss(text=file, body={"file": file}) for file in missing]
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         return recover(text, self.opened, flow)
