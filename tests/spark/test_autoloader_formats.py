@@ -279,6 +279,19 @@ def test_attributes_and_repetitions_that_a_column_does_not_hold_are_rescued(stre
     ]
 
 
+@pytest.mark.parametrize("options", [{"format": "text"}, {"format": "xml", "rowTag": "value"}])
+def test_files_in_another_encoding_are_decoded(stream, options):
+    files = stream({**options, "encoding": "ISO-8859-1"})
+    is_text = options["format"] == "text"
+    files.put("k=1/a", ("ä" if is_text else "<value><ö>ä</ö></value>").encode("latin-1"))
+    (row,) = files.parse("*", "_metadata.file_name")
+    assert (row["value" if is_text else "ö"], row["k"], row["file_name"]) == ("ä", "1", "a")
+    if is_text:
+        wide = stream({**options, "encoding": "UTF-16"}, name="wide")
+        with pytest.raises(ConnectorError, match="by lines"):
+            wide.parse()
+
+
 def test_text_lines_and_binary_contents_are_read(stream):
     text = stream({"cloudFiles.format": "text"})
     assert text.parse() == []

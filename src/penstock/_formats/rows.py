@@ -65,13 +65,18 @@ def broken_sql(text: str, bad: str = "true") -> str:
 
 def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
     """`FILE` and text in the user's encoding; of lines, Hadoop removes the byte order mark."""
-    encoding = options.parser_option("encoding", "charset", default="UTF-8")
-    text = "value"
-    if encoding.upper().replace("-", "") != "UTF8":
-        text = f"decode(cast(value AS binary), {literal(encoding)})"
+    text = text_sql(options)
     text = f"ltrim('\\uFEFF', {text})" if whole else text
     # All of `_metadata` would be copied from step to step.
     return raw.selectExpr(f"{PATH} AS {FILE}", f"{text} AS value")
+
+
+def text_sql(options: FileOptions) -> str:
+    """SQL of the column `value` in the user's encoding."""
+    encoding = options.parser_option("encoding", "charset", default="UTF-8")
+    if encoding.upper().replace("-", "") == "UTF8":
+        return "value"
+    return f"decode(cast(value AS binary), {literal(encoding)})"
 
 
 def finished(df: DataFrame, schema: StructType, options: FileOptions, source: str) -> DataFrame:

@@ -30,7 +30,7 @@ def row_tag(options: FileOptions) -> str:
 def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
     """Parse text: column `value` with one file each."""
     parse = options.record_options
-    elements = f"{_elements(row_tag(options))} AS {TEXT}"
+    elements = f"{elements_sql(row_tag(options))} AS {TEXT}"
     df = decoded(raw, options, whole=True).selectExpr(FILE, elements)
     huge = _huge_number(schema, options)
     source = f"CASE WHEN NOT ({huge}) THEN {TEXT} END" if huge else TEXT
@@ -78,7 +78,7 @@ def _any_of(names: Iterable[str]) -> str:
     return "|".join(re.escape(name) for name in sorted(names))
 
 
-def _elements(tag: str) -> str:
+def elements_sql(tag: str) -> str:
     """SQL: the row elements of a file, one a row.
 
     A row as well: what is cut off at the end, what follows an element up to a closing tag that has

@@ -7,7 +7,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
@@ -16,7 +16,7 @@ from penstock._formats.csv_rows import headers, headers_of_whole_files, needs_wh
 from penstock._formats.merging import one_spelling, rescue_fields, widest, without_void
 from penstock._formats.options import COLUMNAR, FORMATS, FileOptions
 from penstock._formats.rows import decoded
-from penstock._formats.xml_rows import row_tag
+from penstock._formats.xml_rows import elements_sql, row_tag
 from penstock._model.exception_text import first_line
 from penstock._model.quantity import parse_bytes
 from penstock._spark.failures import java_causes
@@ -122,12 +122,8 @@ def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> Struct
     reader_options = {k: v for k, v in _readable(options).items() if k.lower() not in decided}
     reader = spark.read.options(**reader_options)
     reader = reader.option("primitivesAsString", str(not options.infer_types).lower())
-    java: Any = reader.option("columnNameOfCorruptRecord", _CORRUPT)._jreader
     # From texts: from files, Spark refuses two spellings of one name.
-    strings = getattr(texts._jdf, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())  # type: ignore[union-attr]
-    inferred = StructType.fromJson(json.loads(java.json(strings).schema().json()))
-    kept = [field for field in inferred.fields if field.name != _CORRUPT]
-    return _common_spelling(spark, StructType(kept), paths)
+    return _common_spelling(spark, _inferred(reader, "json", texts), paths)
 
 
 def _common_spelling(spark: SparkSession, schema: StructType, paths: list[str]) -> StructType:
@@ -176,10 +172,21 @@ def _headers(
 
 
 def _xml(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:
-    reader = spark.read.format("xml").option("ignoreCorruptFiles", "true")
-    reader = reader.options(**_readable(options)).option("rowTag", row_tag(options))
+    # From texts: from files, Spark ignores their encoding.
+    texts = decoded(_texts(spark, paths, whole=True), options, whole=True)
+    texts = texts.selectExpr(f"{elements_sql(row_tag(options))} AS value")
+    reader = spark.read.options(**_readable(options)).option("rowTag", row_tag(options))
     reader = reader.option("inferSchema", str(options.infer_types).lower())
-    inferred = reader.option("columnNameOfCorruptRecord", _CORRUPT).load(paths).schema
+    return _inferred(reader, "xml", texts)
+
+
+def _inferred(reader: DataFrameReader, file_format: str, texts: DataFrame) -> StructType:
+    """The columns that Spark infers from records."""
+    java: Any = reader.option("columnNameOfCorruptRecord", _CORRUPT)._jreader
+    jvm: Any = texts.sparkSession._jvm
+    strings = getattr(texts._jdf, "as")(jvm.org.apache.spark.sql.Encoders.STRING())
+    schema = getattr(java, file_format)(strings).schema()
+    inferred = StructType.fromJson(json.loads(schema.json()))
     return StructType([field for field in inferred.fields if field.name != _CORRUPT])
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock._formats.columnar_rows import avro_missing, columnar_rows, distinct_schemas, misfits
@@ -22,7 +23,7 @@ from penstock._formats.merging import (
     without_void,
 )
 from penstock._formats.options import COLUMNAR, Evolution, FileOptions, file_options
-from penstock._formats.rows import finished
+from penstock._formats.rows import finished, text_sql
 from penstock._formats.widening import keep_wider
 from penstock._formats.xml_rows import xml_rows
 from penstock._model.quantity import plural
@@ -331,6 +332,15 @@ def _rows(opened: OpenedFiles) -> DataFrame:
     options, schema = opened.options, opened.schema
     if options.format in FIXED:
         df = _raw(opened, options.format, schema)
+        if options.format == "text":
+            is_wide = options.whole_files and not options.multiline
+            if is_wide and not options.parser_flag("wholetext"):
+                raise ConnectorError(
+                    "AUTOLOADER_OPTION_INVALID",
+                    "text files in UTF-16 and UTF-32 cannot be read by lines",
+                    hint="set the option wholetext to true: each file is one row",
+                )
+            df = df.withColumn("value", F.expr(text_sql(options)))
     elif options.format in COLUMNAR:
         raw = _raw(opened, options.format, schema)
         df = columnar_rows(raw, schema, options)
