@@ -15,11 +15,10 @@ from penstock._execution.flow_query import FlowQueries
 from penstock._execution.flow_state import ViewState
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
-from penstock._model.exception_text import first_line
 from penstock._model.quantity import plural
 from penstock._model.sql_text import quoted
 from penstock._spark import plans
-from penstock._spark.failures import full_text
+from penstock._spark.failures import cause, full_text, is_refused_by_ansi, java_causes
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import iterate
 from penstock._tables.write.keyed import MOST_KEYS
@@ -210,13 +209,17 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
         reason = str(error)
     except Exception as error:
         # Whatever it is, a complete refresh does without it, or fails with a better message.
+        text = f"{full_text(error)}\n{java_causes(error)}"
         is_final = isinstance(error, PenstockError) and not isinstance(error, PlanError)
-        if is_final or "cancelled" in full_text(error).lower():
+        is_strict = dataset.declared.refresh_policy == "incremental_strict"
+        # A complete refresh, to which the error of the policy refers, would refuse the value, too.
+        is_final = is_final or (is_strict and is_refused_by_ansi(text))
+        if is_final or "cancelled" in text.lower():
             raise
-        known = _UNSUPPORTED.search(full_text(error))
+        known = _UNSUPPORTED.search(text)
         if known and known[1] == "no source changed":
             raise SourcesUnchangedError from error
-        reason = known[1] if known else f"the incremental refresh failed: {first_line(error)}"
+        reason = known[1] if known else f"the incremental refresh failed: {cause(text)}"
     else:
         return
     check_policy(dataset, reason)

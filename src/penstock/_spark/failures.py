@@ -134,18 +134,18 @@ def flow_error(
         message = f"an executor was lost with rows that were still needed{batch}"
         hint = "nothing of the batch was written; it is run again as a whole"
     elif _REAL_TIME.search(text):
-        condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {_reason(text)}"
+        condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {cause(text)}"
         hint = (
             'Spark does not support this query in real-time mode; "processingTime=0 seconds" '
             "starts a batch as soon as the last one is done"
         )
     elif _CHECKPOINT_IN_USE.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_IN_USE"
-        message = f"another query writes to its checkpoint: {_reason(text)}"
+        message = f"another query writes to its checkpoint: {cause(text)}"
         hint = "stop one of the two queries, and start the other again: the checkpoint is intact"
     elif _CHECKPOINT.search(text):
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
-        message = f"cannot continue from its checkpoint: {_reason(text)}"
+        message = f"cannot continue from its checkpoint: {cause(text)}"
         hint = (
             "if its query was changed, revert the change; "
             f"--full-refresh {flow.target} starts it over from its sources; {flow.sink_reset}"
@@ -153,14 +153,14 @@ def flow_error(
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"
         lost_rows = _DATA_LOSS_REASON.search(text)
-        reason = shown(lost_rows[1]) if lost_rows is not None else _reason(text)
+        reason = shown(lost_rows[1]) if lost_rows is not None else cause(text)
         message = f"the source no longer has rows that were not read yet{batch}: {reason}"
         hint = (
             'set failOnDataLoss to "false" to continue without them, or --full-refresh '
             f"{flow.target}; {flow.sink_reset}"
         )
     else:
-        condition, message = "FLOW_FAILED", f"the query failed{batch}: {_reason(text)}"
+        condition, message = "FLOW_FAILED", f"the query failed{batch}: {cause(text)}"
         if is_jdbc_value:
             hint = (
                 "a value in the database does not fit the type that Spark chose for its column: "
@@ -290,7 +290,8 @@ def _raised_in_python(text: str) -> str | None:
     return f"{exception[1]}{own}"
 
 
-def _reason(text: str) -> str:
+def cause(text: str) -> str:
+    """The exception, of a `full_text`, that says what went wrong: mostly the deepest."""
     if _TRACEBACK in text and (raised := _raised_in_python(text)):
         return shown(raised)[:600]
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)

@@ -15,6 +15,10 @@ def _view(policy: str) -> Any:
 
 
 VIEW, STRICT = _view("auto"), _view("incremental_strict")
+WRITTEN = (
+    "An error occurred while calling o1.write.\n: org.apache.spark.SparkException: Task failed"
+    "\nCaused by: org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] zero\n\tat x"
+)
 REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedException: no key\n\tat x"
 
 
@@ -22,7 +26,8 @@ REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedExceptio
     ("error", "reason"),
     [
         (RuntimeError(REFUSED), "no key"),
-        (ValueError("bad\nmore"), "the incremental refresh failed: bad"),
+        (ValueError("bad\nmore"), "the incremental refresh failed: ValueError: bad"),
+        (RuntimeError(WRITTEN), "the incremental refresh failed: [DIVIDE_BY_ZERO] zero"),
         (NotIncrementalError("too many"), "too many"),
         (PlanError("X", "y differs"), "the incremental refresh failed: [X] y differs"),
     ],
@@ -40,6 +45,11 @@ def test_pipeline_error_or_stop_does_not_cause_a_complete_refresh(error):
     with pytest.raises(type(error)) as raised, reasons(VIEW):
         raise error
     assert raised.value is error
+
+
+def test_strict_incremental_view_fails_with_the_value_that_a_complete_refresh_refuses_too():
+    with pytest.raises(RuntimeError, match="DIVIDE_BY_ZERO"), reasons(STRICT):
+        raise RuntimeError(WRITTEN)
 
 
 def test_strict_incremental_view_fails_with_the_reason():
