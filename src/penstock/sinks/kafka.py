@@ -35,6 +35,7 @@ _REFUSED = re.compile(
     r"(?<=RecordTooLargeException: ).+|(?<=InvalidRecordException: ).+|Invalid topics: \[.*?\]"
     r"|Partition \d+ of topic \S+ with partition count \d+ is not present|Invalid partition: -\d+"
     r"|The Kafka message data sent to the producer contains a null topic"
+    r"|NullPointerException.*\s+at org\.apache\.spark\.sql\.kafka010\.KafkaRowWriter\."
 )
 
 
@@ -109,14 +110,17 @@ class KafkaSink(Sink):
     def explain(self, text: str, flow: Flow, batch_id: int | None) -> FlowError | None:
         batch = "" if batch_id is None else f" in batch {batch_id}"
         if (refused := _REFUSED.search(text)) is not None:
-            hint = "declare an expectation on the table that the flow reads, which drops such rows"
+            reason, hint = refused[0], "declare an expectation on the table that the flow reads"
+            hint += ", which drops such rows"
+            if reason.startswith("NullPointerException"):
+                reason = "a header, or the key of a header, is NULL"
             if "RecordTooLargeException" in text:
                 hint += ', such as "octet_length(value) < 1000000"; or allow larger messages: '
                 hint += "`kafka.max.request.size` and `kafka.buffer.memory` of the sink (bytes), "
                 hint += "and `max.message.bytes` of the topic"
             return FlowError(
                 "SINK_ROWS_REFUSED",
-                f"flow {flow.name!r}: Kafka does not accept a message{batch}: {refused[0]}",
+                f"flow {flow.name!r}: Kafka does not accept a message{batch}: {reason}",
                 flow=flow.name,
                 batch_id=batch_id,
                 retryable=False,

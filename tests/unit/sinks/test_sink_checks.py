@@ -195,6 +195,12 @@ def test_error_names_the_missing_topic():
             "contains a null topic",
             "declare an expectation",
         ),
+        (
+            "Caused by: java.lang.NullPointerException\n\tat org.apache.spark.sql.kafka010."
+            "KafkaRowWriter.$anonfun$sendRow$1(KafkaWriteTask.scala:109)",
+            "the key of a header, is NULL",
+            "declare an expectation",
+        ),
     ],
 )
 def test_message_that_kafka_does_not_accept_is_not_sent_again(text: str, reason: str, hint: str):
