@@ -10,12 +10,13 @@ from typing import Any
 
 from penstock._execution.flow_state import FlowState, ViewState
 from penstock._execution.tables import PipelineTables
-from penstock._graph.dataflow import FlowNode
+from penstock._graph.dataflow import DataflowGraph, FlowNode
 from penstock._model.cdc import CdcSpec, TrackHistory
 from penstock._model.dataset import LateRows
-from penstock._model.flow import Flow
+from penstock._model.flow import Flow, FlowAnalysis
 
 _Texts = Mapping[str, str]
+_LISTS = ("reads", "external", "order")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Declaration:
         code: Digest of the source files, if it calls Python functions.
         reads: Names of datasets.
         external: What it reads from outside.
+        order: The streams of a query that reads several: its checkpoint knows them by number.
         rules: Condition and action, by name.
         history: Of auto CDC and snapshots: what the rows of the table were made with.
         options: What applies to new rows.
@@ -44,13 +46,15 @@ class Declaration:
     code: str = ""
     reads: tuple[str, ...] = ()
     external: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
     rules: _Texts = field(default_factory=dict)
     history: _Texts = field(default_factory=dict)
     options: _Texts = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Equal to what is read back from a file."""
-        return {**asdict(self), "reads": list(self.reads), "external": list(self.external)}
+        lists = {name: list(getattr(self, name)) for name in _LISTS}
+        return {**asdict(self), **lists}
 
 
 def stored_declaration(state: FlowState | ViewState | None) -> Declaration | None:
@@ -59,7 +63,7 @@ def stored_declaration(state: FlowState | ViewState | None) -> Declaration | Non
         return None
     known = {each.name for each in fields(Declaration)}
     texts = {name: value for name, value in state.deployed.items() if name in known}
-    for name in ("reads", "external"):
+    for name in _LISTS:
         texts[name] = tuple(texts.get(name, ()))
     return Declaration(**texts)
 
@@ -71,6 +75,7 @@ def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -
     reads = tuple(sorted(each.display for each in upstream if each.read_from is None))
     deferred = [f"delta {each.read_from}" for each in upstream if each.read_from is not None]
     external = tuple(sorted({*analysis.external_inputs, *deferred}))
+    order = _order(graph, analysis)
     sink = graph.sinks.get(node.target)
     if sink is not None:
         runs_python = analysis.runs_python or sink.write_batch is not None
@@ -84,6 +89,7 @@ def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -
             code=source_digest if runs_python else "",
             reads=reads,
             external=external,
+            order=order,
         )
     dataset = graph.datasets[node.target]
     declared = dataset.declared
@@ -102,12 +108,24 @@ def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -
         code=source_digest if analysis.runs_python else "",
         reads=reads,
         external=external,
+        order=order,
         rules={
             rule.name: f"{rule.condition} [{rule.on_violation.value}]"
             for rule in declared.expectations
         },
         history=_history(node.flow),
         options={name: value for name, value in options.items() if value},
+    )
+
+
+def _order(graph: DataflowGraph, analysis: FlowAnalysis) -> tuple[str, ...]:
+    streams = sum(line.startswith("source") for line in analysis.stateful_operators)
+    if streams < 2 or analysis.lineage is None:
+        return ()
+    return tuple(
+        graph.datasets[source.dataset].display if source.dataset else source.name
+        for source in analysis.lineage.sources
+        if not source.dataset or source.dataset in analysis.streams
     )
 
 

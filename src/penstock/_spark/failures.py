@@ -147,7 +147,7 @@ def flow_error(
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
         message = f"cannot continue from its checkpoint: {cause(text)}"
         hint = (
-            "if its query was changed, revert the change; "
+            "if its query was changed, or names its sources in another order, revert that; "
             f"--full-refresh {flow.target} starts it over from its sources; {flow.sink_reset}"
         )
     elif _DATA_LOSS.search(text):

@@ -31,6 +31,7 @@ VIEW = replace(TABLE, kind="materialized view")
 PEOPLE = replace(TABLE, history={"keys": "id", "SCD type": "2", "sequence": "ts"}, rules={})
 KAFKA = replace(TABLE, reads=(), external=("kafka orders",))
 FILES = replace(TABLE, reads=(), external=("json /data/a",))
+UNION = replace(TABLE, reads=("a", "b"), order=("a", "b"))
 SINK = replace(TABLE, kind="sink", path="json /out", rules={}, options={})
 
 
@@ -43,7 +44,7 @@ def _differences(before: Declaration, **changes: Any) -> list[tuple[Need, str]]:
     return [(d.need, d.text) for d in flow_differences("f", before, now, **facts)]
 
 
-@pytest.mark.parametrize("declared", [TABLE, VIEW, PEOPLE, KAFKA, FILES, SINK])
+@pytest.mark.parametrize("declared", [TABLE, VIEW, PEOPLE, KAFKA, FILES, UNION, SINK])
 def test_declaration_read_from_a_file_has_no_differences(declared):
     body = json.loads(json.dumps(declared.to_json()))
     assert body == declared.to_json()
@@ -66,6 +67,8 @@ def test_a_storage_of_an_earlier_version_has_no_declaration():
         (TABLE, {"rules": {"positive": "amount > 0 [fail]"}}, Need.UPDATE, "becomes amount > 0"),
         (TABLE, {"options": {}}, Need.UPDATE, "quarantine: on is removed"),
         (TABLE, {"reads": ("other",)}, Need.REBUILD, "bronze is not read any more, other is read"),
+        (UNION, {"order": ("b", "a")}, Need.REBUILD, "read its streams in the order a, b"),
+        (UNION, {"order": ()}, None, ""),
         (TABLE, {"target": "c.s.gold"}, Need.REBUILD, "wrote to silver before"),
         (TABLE, {"kind": "materialized view"}, Need.UPDATE, "it was a streaming table"),
         (TABLE, {"path": "/moved/tables/silver"}, None, ""),
