@@ -75,7 +75,7 @@ def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -
     reads = tuple(sorted(each.display for each in upstream if each.read_from is None))
     deferred = [f"delta {each.read_from}" for each in upstream if each.read_from is not None]
     external = tuple(sorted({*analysis.external_inputs, *deferred}))
-    order = _order(graph, analysis)
+    order = stream_order(graph, analysis)
     sink = graph.sinks.get(node.target)
     if sink is not None:
         runs_python = analysis.runs_python or sink.write_batch is not None
@@ -118,7 +118,8 @@ def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -
     )
 
 
-def _order(graph: DataflowGraph, analysis: FlowAnalysis) -> tuple[str, ...]:
+def stream_order(graph: DataflowGraph, analysis: FlowAnalysis) -> tuple[str, ...]:
+    """`Declaration.order` of a query."""
     streams = sum(line.startswith("source") for line in analysis.stateful_operators)
     if streams < 2 or analysis.lineage is None:
         return ()

@@ -66,10 +66,6 @@ def flow_differences(
             is_outside = before.reads == now.reads and not has_state
             need = Need.CHECKPOINT if is_outside else Need.REBUILD
         yield Difference(need, f"flow {flow}: {', '.join(sources)}", flow)
-    elif has_checkpoint and before.order != now.order and sorted(before.order) == sorted(now.order):
-        order = ", ".join(before.order)
-        text = f"flow {flow} read its streams in the order {order}: restored, nothing is needed"
-        yield Difference(Need.REBUILD, text, flow)
     if before.query != now.query:
         texts.append(f"the query of flow {flow} changed")
     elif before.code != now.code:

@@ -20,7 +20,7 @@ from penstock._analysis.table_sources import DeltaSource, StreamStarts
 from penstock._execution.admission import BatchAdmission
 from penstock._execution.caught_up import is_caught_up
 from penstock._execution.damage_check import DamageCheck
-from penstock._execution.declaration import declaration_of
+from penstock._execution.declaration import declaration_of, stream_order
 from penstock._execution.flow_conf import FlowConfs
 from penstock._execution.flow_state import FlowState, check_state
 from penstock._execution.lag_probe import LagProbe
@@ -359,7 +359,15 @@ class StreamingFlows:
         operators = plans.stateful_operators(df)
         mode = step.output_mode.value
         display = self._queries.graph.target_name(node)
-        check_state(node.flow, state, operators=operators, output_mode=mode, display=display)
+        order = stream_order(self._queries.graph, node.analysis)
+        check_state(
+            node.flow,
+            state,
+            operators=operators,
+            order=order,
+            output_mode=mode,
+            display=display,
+        )
         table_id = self._queries.tables.check_ownership(node, state)
         wanted = replace(
             state,

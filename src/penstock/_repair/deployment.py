@@ -217,6 +217,7 @@ class _Comparison:
                 flow.node.flow,
                 state,
                 operators=analysis.stateful_operators,
+                order=flow.now.order,
                 output_mode=mode.value,
                 display=flow.now.display,
             )

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from penstock._execution import tables
-from penstock._execution.flow_state import FlowState, StateStore
+from penstock._execution.flow_state import FlowState, StateStore, check_state
+from penstock._model.flow import Flow
+from penstock._model.origin import SourceLocation
 from penstock._tables.files import StorageFiles
 from penstock.errors import CheckpointError, PlanError
 
@@ -89,3 +91,18 @@ def test_error_distinguishes_a_changed_target_from_a_dropped_table(
     assert raised.value.condition == "TABLE_REPLACED"
     assert message in str(raised.value)
     assert hint in str(raised.value.hint)
+
+
+def test_checkpoint_is_not_continued_with_its_sources_in_another_order():
+    def check(*order: str) -> None:
+        operators = ("source StreamingRelationV2",) * 2
+        state = FlowState(epoch="e", stateful_operators=operators, deployed={"order": ["a", "b"]})
+        flow = Flow(name="u", target="u", function=lambda: None, origin=SourceLocation("a.py", 1))
+        check_state(
+            flow, state, operators=operators, order=order, output_mode="append", display="u"
+        )
+
+    for order in (("a", "b"), ("a", "moved"), ()):
+        check(*order)
+    with pytest.raises(CheckpointError, match="its sources was a, b, and is b, a"):
+        check("b", "a")

@@ -67,8 +67,6 @@ def test_a_storage_of_an_earlier_version_has_no_declaration():
         (TABLE, {"rules": {"positive": "amount > 0 [fail]"}}, Need.UPDATE, "becomes amount > 0"),
         (TABLE, {"options": {}}, Need.UPDATE, "quarantine: on is removed"),
         (TABLE, {"reads": ("other",)}, Need.REBUILD, "bronze is not read any more, other is read"),
-        (UNION, {"order": ("b", "a")}, Need.REBUILD, "read its streams in the order a, b"),
-        (UNION, {"order": ()}, None, ""),
         (TABLE, {"target": "c.s.gold"}, Need.REBUILD, "wrote to silver before"),
         (TABLE, {"kind": "materialized view"}, Need.UPDATE, "it was a streaming table"),
         (TABLE, {"path": "/moved/tables/silver"}, None, ""),
