@@ -12,6 +12,7 @@ import pytest
 from memory_states import MemoryStates
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
 from sql_dialect import is_known
 
 from penstock._analysis.context import ReadContext
@@ -554,6 +555,21 @@ def test_arithmetic_with_strings_works_when_only_ansi_mode_would_refuse_it(
     world.configuration["spark.sql.ansi.enabled"] = "true"  # set explicitly
     with pytest.raises(PenstockError, match="BINARY_OP_WRONG_TYPE"):
         world.evaluate(divided[0], **columns)
+
+
+def test_failures_of_the_jvm_are_errors_of_the_query(world: World, spark: SparkSession):
+    # `from_avro` reads its schema when the columns are asked for, after the function returned.
+    wrong = {
+        lambda: spark.range(1).select(from_avro(F.lit(b""), "{bad")): "datatype. Unexpected",
+        lambda: spark.read.format("absent").load(): "find the data source: absent",
+    }
+    hints = []
+    for function, message in wrong.items():
+        with pytest.raises(DefinitionError, match=message) as error:
+            world.evaluate(function)
+        assert error.value.condition == "QUERY_INVALID"
+        hints.append(error.value.hint or "")
+    assert ["spark.jars" in hint for hint in hints] == [False, True]
 
 
 def test_ansi_mode_is_off_only_for_the_query_that_needs_it(world: World, spark: SparkSession):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 
 from penstock._analysis.missing_sources import NO_TABLE, error_details, lacks_file_system
@@ -19,6 +20,8 @@ from penstock._spark.failures import PERMISSION, PERMISSION_HINT
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
+
+_NO_JAR = re.compile(r"DATA_SOURCE_NOT_FOUND|No suitable driver|ClassNotFoundException")
 
 
 class DatasetNotReadyError(BaseException):
@@ -122,9 +125,16 @@ def query_error(
             origin=origin,
             hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
         )
-    if condition or isinstance(error, AnalysisException):
+    if condition or isinstance(error, AnalysisException | Py4JJavaError):
+        text = shown(first_line(error))
         return DefinitionError(
-            "QUERY_INVALID", f"{flow!r}: {shown(first_line(error))}", origin=origin
+            "QUERY_INVALID",
+            f"{flow!r}: {text}",
+            origin=origin,
+            hint="if its name is right, add the jar of the connector or JDBC driver with the "
+            "setting spark.jars; for JDBC, also set option `driver`"
+            if _NO_JAR.search(text)
+            else None,
         )
     return UserCodeError(
         "QUERY_FUNCTION_RAISED",

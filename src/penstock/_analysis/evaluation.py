@@ -156,6 +156,8 @@ class Evaluator(ExternalReads, DatasetReader):
         try:
             with redirected(self), reading(self), user_code(flow, self.index.nearest):
                 result = flow.function()
+                if isinstance(result, DataFrame):
+                    result.schema  # noqa: B018 - functions such as `from_avro` read theirs here
         except PenstockError as error:
             if _names_table(error.__cause__, evaluation):
                 self._qualifying.add(flow.name)

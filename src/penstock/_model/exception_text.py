@@ -24,10 +24,8 @@ def first_line(error: BaseException | str) -> str:
         return _NO_ANSWER
     if not text:
         return "unknown" if isinstance(error, str) else type(error).__name__
-    if call := _CALL.match(text):
-        line = call[1]
-    elif _CALL_ALONE.fullmatch(text):
+    if _CALL_ALONE.fullmatch(text):
         line = _NO_ANSWER
     else:
-        line = text.split("\n", 1)[0]
+        line = _CALL.sub(r"\1", text, count=1).split("\n", 1)[0]
     return redact(line.strip().removesuffix(";"))

@@ -91,6 +91,8 @@ def test_cause_is_reported_when_only_py4j_names_the_object():
         "row tracking needs a catalog"
     )
     assert first_line(Exception("[X] plain\n more;")) == "[X] plain"
+    wrapped = text.replace("Py4JJavaError:", "[CANNOT_PARSE_DATATYPE] Unable to parse datatype.")
+    assert first_line(Exception(wrapped)).endswith("datatype. row tracking needs a catalog")
 
 
 def test_hint_names_the_settings_of_memory_when_it_is_used_up():
