@@ -57,7 +57,7 @@ class FlowLag:
         self._progress: Mapping[str, Any] | None = None
         self._last: Any = None
         self._due = float("-inf")
-        self._has_ended = self._has_failed = False
+        self._has_ended = self._waits = False
         self.is_done = False
         """Whether it was measured after its end."""
 
@@ -65,9 +65,9 @@ class FlowLag:
         self._progress = progress
         self._wake()
 
-    def ended(self, *, failed: bool = False) -> None:
-        """End the flow: it is measured once more."""
-        self._has_failed = failed
+    def ended(self, *, waits: bool = False) -> None:
+        """End the flow: it is measured once more. With `waits`, it is started again."""
+        self._waits = waits
         self._has_ended = True
         self._wake()
 
@@ -97,7 +97,7 @@ class FlowLag:
             if ending:
                 self._query = None  # it can be freed
         timestamp = time_text(datetime.now(UTC))
-        stopped = ending and not self._has_failed
+        stopped = ending and not self._waits
         changes = [] if stopped else self._changes(sources, timestamp)
         if not sources or sources == self._last:
             return changes

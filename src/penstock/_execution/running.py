@@ -26,7 +26,7 @@ from penstock._observe.events import (
 )
 from penstock._runtime.ports import OnEnd
 from penstock._spark.failures import flow_error, full_text, with_causes
-from penstock.errors import PenstockError
+from penstock.errors import FlowError, PenstockError
 from penstock.sources.base import OpenedSource, explained
 from penstock.sources.flow import distinct
 
@@ -198,7 +198,7 @@ class RunningQuery:
 
     def terminated(self, error: str | None, query_id: str | None = None) -> None:
         """The query ended; the last callback."""
-        if not self._end(failed=error is not None and not self._stopping):
+        if not self._end():
             return
         self._query_id = query_id
         if self._close is None and (error is None or not self._sources):
@@ -214,6 +214,10 @@ class RunningQuery:
             known = self._succeeded() if error is None else self._error_of(error)
         except Exception as failed:  # of any kind: without a report, the update would not end
             known = flow_error(failed, self._flow, batch_id=self._batch)
+        if self._lag is not None:
+            # A flow that is not started again does not wait for its sources.
+            is_retryable = isinstance(known, FlowError) and known.retryable
+            self._lag.ended(waits=is_retryable and not self._stopping)
         self._let_go()
         self._on_end(known)
 
@@ -260,9 +264,11 @@ class RunningQuery:
     def abandoned(self, error: PenstockError) -> None:
         """Report the end of the query after the end of the JVM. Ignored after `terminated`."""
         if self._end():
+            if self._lag is not None:
+                self._lag.ended()
             self._on_end(error)
 
-    def _end(self, *, failed: bool = False) -> bool:
+    def _end(self) -> bool:
         """Whether this is the first report of the end."""
         with self._changed:
             if self._ended:
@@ -271,8 +277,6 @@ class RunningQuery:
             for source in self._sources:
                 source.ended()
             self._changed.notify_all()
-        if self._lag is not None:
-            self._lag.ended(failed=failed)
         return True
 
     # -- stopping ------------------------------------------------------------------------------

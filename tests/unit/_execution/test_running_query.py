@@ -187,6 +187,7 @@ def test_a_slow_measurement_does_not_put_off_the_next_one_for_minutes(monkeypatc
     [
         ("org.apache.kafka.common.errors.TimeoutException: x", ["NO_ANSWER", "ANSWERS"]),
         (None, []),  # no flow waits after a stop
+        ("org.apache.spark.SparkArithmeticException: x", []),  # nor after a failure for good
     ],
 )
 def test_a_silent_source_is_reported_when_its_flow_fails_before_it_is_measured(end, states):
