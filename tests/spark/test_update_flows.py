@@ -1,8 +1,10 @@
 """Flows of many kinds in one project: their rows after the first and the second update."""
 
+import json
 from typing import Any
 
 import pytest
+from made_events import details
 from update_project import Project, shared_project
 
 from penstock._observe.events import UpdateState
@@ -46,7 +48,7 @@ def first():
 
 @dp.append_flow(target="all_rows")
 def second():
-    return rows("two").select("id", "amount")
+    return rows("two").select("id", "amount", F.lit("two").alias("folder"))
 
 # Settings of one table.
 
@@ -136,6 +138,12 @@ def test_windows_are_written_once_when_the_watermark_has_passed(flows: Project):
 
 def test_one_time_and_streaming_flows_write_to_one_table(flows: Project):
     assert flows.rows("all_rows", "id") == [(0,), (50,), (100,)]
+    defined = [
+        details(event)["schema_json"]
+        for event in flows.events
+        if event.event_type == "dataset_definition" and "all_rows" in event.origin.dataset_name
+    ]
+    assert [f["nullable"] for f in json.loads(defined[0])["fields"]] == [True] * 3
 
 
 def test_confs_of_a_table_apply_only_to_its_own_query(flows: Project):

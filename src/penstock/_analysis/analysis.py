@@ -188,9 +188,10 @@ class Analysis:
             schema = schema if declared is None else declared
             check_identity(schema, flow, analysis.output_mode, dataset.declared)
             known = self._source.schemas.get(dataset.name.key)
-            self._source.schemas[dataset.name.key] = (
-                schema if known is None else merged([known, schema])
-            )
+            if known is not None and declared is None:
+                # Rows of a flow without a column have NULL in it.
+                schema = merged([known, schema]).toNullable()
+            self._source.schemas[dataset.name.key] = schema
 
     # -- missing sources -----------------------------------------------------------------------
 
