@@ -64,9 +64,10 @@ _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 # S3 answers so to credentials that are wrong or expired, or lack a permission.
 _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
-PERMISSION = re.compile(r"Permission denied[:)]|Operation not permitted|AccessDeniedException")
+PERMISSION = re.compile(r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)")
 """In the text of an error about a file or folder that the user may not read or write."""
 PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
+_WRITTEN_TO = re.compile(r"Task failed while writing rows to (s3a?://\S+?)\.?(?:\s|$)")
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
 _LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
@@ -180,9 +181,12 @@ def flow_error(
                 "`spark.executor.memory`, or limit what a batch reads, as with maxFilesPerTrigger"
             )
         elif _REFUSED.search(text):
+            # Hadoop names the object that it writes without the bucket.
+            written = _WRITTEN_TO.search(text)
             hint = (
-                "check the credentials for this location: they may be wrong or expired. They must "
-                "allow to list and read, and in the storage also to write and delete"
+                f"check the credentials for {'this location' if written is None else written[1]}: "
+                "they may be wrong or expired. They must allow to list and read, and in the "
+                "storage also to write and delete"
             )
         elif PERMISSION.search(text):
             hint = PERMISSION_HINT
