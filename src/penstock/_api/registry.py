@@ -196,7 +196,7 @@ def _duplicate_rules(dataset: Dataset) -> Iterator[DefinitionError]:
         if earlier is not rule:
             yield DefinitionError(
                 "DUPLICATE_EXPECTATION",
-                f"dataset `{dataset.name}` has two expectations named `{rule.name}`: "
+                f"dataset {dataset.name!r} has two expectations named {rule.name!r}: "
                 f"at {earlier.origin} and at {rule.origin}",
                 origin=rule.origin,
                 hint="give each rule its own name: counts and quarantine reasons use the name",

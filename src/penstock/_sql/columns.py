@@ -60,12 +60,12 @@ def _check(cursor: Cursor, columns: list[_Column]) -> None:
     for column in columns:
         if first_typed is not None and column.ddl is None:
             raise cursor.error(
-                f"column `{column.name}` has no type, but column `{first_typed.name}` has one",
+                f"column {column.name!r} has no type, but column {first_typed.name!r} has one",
                 at=column.token,
                 hint="give all columns types, or none",
             )
         if column.name.lower() in seen:
-            raise cursor.error(f"column `{column.name}` is listed twice", at=column.token)
+            raise cursor.error(f"column {column.name!r} is listed twice", at=column.token)
         seen.add(column.name.lower())
 
 
@@ -90,13 +90,13 @@ def _parse_constraint(cursor: Cursor) -> Expectation | None:
         return None
     if not cursor.accept("EXPECT"):
         raise cursor.unexpected(
-            f"`EXPECT (condition)` for constraint `{name}`", ("EXPECT", *_INFORMATION)
+            f"`EXPECT (condition)` for constraint {name!r}", ("EXPECT", *_INFORMATION)
         )
     condition = cursor.group()
     origin = cursor.source.origin(first.start)
     if not condition:
         raise DefinitionError(
-            "INVALID_EXPECTATION", f"the condition of `{name}` is blank", origin=origin
+            "INVALID_EXPECTATION", f"the condition of {name!r} is blank", origin=origin
         )
     violation = _parse_violation(cursor)
     return Expectation(name=name, condition=condition, on_violation=violation, origin=origin)
@@ -144,7 +144,7 @@ def _parse_column(cursor: Cursor) -> _Column:
         elif _parse_kept_option(cursor):
             if not has_type:
                 raise cursor.error(
-                    f"column `{name}` needs a type for `{cursor.between(start)}`", at=option
+                    f"column {name!r} needs a type for `{cursor.between(start)}`", at=option
                 )
             pieces.append(cursor.between(start))
         elif cursor.at("MASK"):
@@ -221,7 +221,7 @@ def _skip_column_constraint(cursor: Cursor) -> None:
 def _mask(cursor: Cursor, column: str) -> DefinitionError:
     return DefinitionError(
         "COLUMN_MASK_NOT_SUPPORTED",
-        f"column `{column}` has a mask, which open-source Spark and Delta do not support: "
+        f"column {column!r} has a mask, which open-source Spark and Delta do not support: "
         "every reader of the table would see the values",
         origin=cursor.source.origin(cursor.current.start),
         hint="compute the masked value in the query",

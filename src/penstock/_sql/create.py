@@ -131,7 +131,7 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], origin: SourceLocation) ->
         flow = _parse_query(cursor)
     if columns.names and (flow is None or flow.cdc is not None):
         raise cursor.error(
-            f"column `{columns.names[0].name}` has no type, and there is no query to take it from",
+            f"column {columns.names[0].name!r} has no type, and there is no query to take it from",
             at=at_columns,
             hint="give all columns types, or remove the list",
         )

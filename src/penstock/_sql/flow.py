@@ -19,7 +19,7 @@ def parse_create_flow(cursor: Cursor, origin: SourceLocation) -> CreateFlow:
     if len(name.parts) > 1 or name.is_live:
         raise DefinitionError(
             "INVALID_NAME",
-            f"the name of flow `{name.shown}` has dots",
+            f"the name of flow {name.shown!r} has dots",
             origin=cursor.source.origin(first.start),
             hint="a flow has one part; put a name with dots in `backticks`",
         )

@@ -135,7 +135,7 @@ def parse_columns(cursor: Cursor, clause: str) -> tuple[str, ...]:
         if cursor.at("("):
             raise cursor.error(f"`{clause}` takes names of columns, not expressions", at=token)
         if column.lower() in [known.lower() for known in columns]:
-            raise cursor.error(f"`{clause}` lists column `{column}` more than once", at=token)
+            raise cursor.error(f"`{clause}` lists column {column!r} more than once", at=token)
         columns.append(column)
         if not cursor.accept(","):
             break
