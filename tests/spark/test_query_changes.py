@@ -76,6 +76,7 @@ def test_type_changes_are_refused_when_the_query_changes(changed: Any):
     assert result.state is UpdateState.FAILED
     (failure,) = result.failures
     assert failure.condition == "SCHEMA_INCOMPATIBLE"
+    assert failure.origin is not None
     assert "--full-refresh" in str(failure)
 
 
