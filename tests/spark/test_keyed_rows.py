@@ -244,6 +244,19 @@ def test_names_of_key_columns_may_have_another_case(spark: SparkSession, harness
     assert [tuple(row) for row in harness.rows().collect()] == [(-1, "a", 2)]
 
 
+def test_files_may_be_older_than_the_column_mapping_of_their_table(
+    spark: SparkSession, harness: Harness
+) -> None:
+    keyed = Keyed(spark, harness, SHAPES["bigint"], Way.VECTORS)
+    keyed.replace({1: 1, 2: 2}, set())
+    spark.sql(
+        f"ALTER TABLE delta.`{harness.target.path}` SET TBLPROPERTIES"
+        " (delta.columnMapping.mode = 'name')"
+    )
+    keyed.replace({1: 10, 3: 30}, set())
+    assert keyed.content() == {1: 10, 2: 2, 3: 30}
+
+
 def test_no_file_is_rewritten_when_all_keys_are_new(spark: SparkSession, harness: Harness) -> None:
     keyed = Keyed(spark, harness, SHAPES["partitioned"], Way.FILES)
     keyed.replace(dict.fromkeys(range(10), 0), set())

@@ -10,6 +10,7 @@ import org.apache.hadoop.fs.Path;
 import org.apache.spark.paths.SparkPath;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.actions.FileAction;
 import org.apache.spark.sql.execution.datasources.PartitionedFile;
@@ -92,7 +93,7 @@ final class ParquetParts {
   /**
    * A function that reads the rows of a part.
    *
-   * @param columns by the names in the files
+   * @param columns by the names in the files; files that are older than their ids have none
    */
   static Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader(
       SparkSession session, DeltaLog log, StructType columns, List<Filter> filters) {
@@ -104,7 +105,7 @@ final class ParquetParts {
             session,
             columns,
             new StructType(),
-            withPosition(columns),
+            withPosition(DeltaColumnMapping.dropColumnMappingMetadata(columns)),
             CollectionConverters.asScala(filters).toSeq(),
             options,
             log.newDeltaHadoopConf());
