@@ -47,6 +47,7 @@ class Target:
         rules: Sequence[Any] = (),
         quarantine: bool = True,
         options: dict[str, Any] | None = None,
+        partition_cols: tuple[str, ...] = (),
         **parameters: Any,
     ) -> CommitResult:
         arguments: dict[str, Any] = {
@@ -60,7 +61,8 @@ class Target:
         spec = CdcSpec(**arguments)
         shape = TargetShape.of([spec])
         events = resolve(df, spec, shape, flow=flow, origin=ORIGIN)
-        prepare_table(self.spark, self.target, TableSpec(schema=events.target_schema()))
+        table = TableSpec(schema=events.target_schema(), partition_cols=partition_cols)
+        prepare_table(self.spark, self.target, table)
         split = split_events(df, events, rules, quarantine=quarantine, origin=ORIGIN)
         self.writer = CdcWriter(
             self.spark,
@@ -327,6 +329,18 @@ def test_fields_of_snapshots_may_be_declared_not_null(spark: SparkSession, tmp_p
     assert snapshots.target.rows("s.a", "s.b") == [(1, 2)]
 
 
+def test_empty_partition_of_a_snapshot_does_not_differ_from_the_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    snapshots = Snapshots(spark, tmp_path, "2")
+    schema = spark.createDataFrame([], "id INT, part STRING, __START_AT LONG, __END_AT LONG").schema
+    spec = TableSpec(schema=schema, partition_cols=("part",))
+    prepare_table(spark, snapshots.target.target, spec)
+    for snapshots.number in (1, 2):
+        snapshots.apply("SELECT 1 AS id, '' AS part")
+    assert snapshots.target.rows() == [(1, None, 2, None)]
+
+
 @pytest.mark.parametrize("scd_type", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_table_may_have_only_key_columns(
     spark: SparkSession, target: Target, scd_type: int
@@ -336,6 +350,19 @@ def test_table_may_have_only_key_columns(
     target.write(plain(spark, (1, 2, "D", None), (2, 3, "U", "z")), 1, **options)
     expected = [(2,)] if scd_type == 1 else [(1, 1, 2), (2, 1, None)]
     assert target.rows() == expected
+
+
+def test_key_may_be_a_partition_column_with_an_empty_text(
+    spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cdc_writer, "REWRITE_BYTES", 0)  # rows are searched in the state as well
+    keys, options = ("id", "a"), {"way": Way.VECTORS}
+    texts = ("", "__HIVE_DEFAULT_PARTITION__", "x")
+    for seq in (1, 2):
+        df = plain(spark, *[(n, seq, "U", text) for n, text in enumerate(texts)])
+        df = df.withColumn("b", F.col("seq"))
+        target.write(df, seq, keys=keys, options=options, partition_cols=("a",))
+    assert target.rows() == [(0, None, 2), (1, None, 2), (2, "x", 2)]
 
 
 def test_flows_with_different_columns_share_one_state(spark: SparkSession, target: Target) -> None:

@@ -26,7 +26,7 @@ from penstock._tables.write.key_joins import (
     key_struct,
     of_keys,
 )
-from penstock._tables.write.keyed import KeyedTable
+from penstock._tables.write.keyed import KeyedTable, with_stored_texts
 from penstock._tables.write.schema import columns_as
 from penstock.errors import FlowError
 
@@ -77,7 +77,8 @@ class SnapshotWriter:
         # As in the table: nested fields may have another order there.
         self._shape = replace(self._shape, columns=tuple(columns))
         self._schema = evolved
-        with kept_rows(df.select(*columns_as(columns, df.schema.fields))) as snapshot:
+        rows = with_stored_texts(txn, df.select(*columns_as(columns, df.schema.fields)))
+        with kept_rows(rows) as snapshot:
             is_small = self._count(snapshot) <= SMALL_ROWS
             with kept_rows(self._compare(txn, snapshot, small=is_small)) as differences:
                 committed = self._commit(txn, differences, version, result, always=always)

@@ -51,6 +51,8 @@ _PARTITION_TYPES = (
     T.DateType,
     T.StringType,
 )
+NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
+"""Delta stores these values of a partition column as NULL."""
 # Equal values of these types have equal bytes, unlike those of floating-point numbers.
 _EXACT_TYPES = (
     *_PARTITION_TYPES,
@@ -105,9 +107,8 @@ class KeyedTable:
         of them has a new row. The schema of the transaction is evolved.
         """
         way = self.way_for(txn, touched, count)
-        if texts := text_partitions(txn, touched):
-            touched = _with_stored_keys(touched, texts)
-            rows = rows.withColumns({name: _stored(F.col(quoted(name))) for name in texts})
+        if txn.metadata.partition_columns:
+            touched, rows = with_stored_keys(txn, touched), with_stored_texts(txn, rows)
         if way is Way.TABLE:
             return self._rewrite(txn, touched, rows, result, keys)
         if way is Way.MERGE:
@@ -179,13 +180,12 @@ class KeyedTable:
 
     def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
         """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
-        touched = _with_stored_keys(touched, text_partitions(txn, touched))
         by_name = {name.lower(): name for name in txn.metadata.schema.names}
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
         fields = key_type(touched).fields
         key = F.col("k")
         texts = [
-            key.getField(field.name).cast("string").alias(f"{_KEY}_{field.name}")
+            _stored(key.getField(field.name).cast("string")).alias(f"{_KEY}_{field.name}")
             for field in fields
             if field.name.lower() in partitioned
         ]
@@ -296,18 +296,19 @@ class KeyedTable:
         return self.table.commit(txn, actions, result.batch_id, result, complete=False)
 
 
-def text_partitions(txn: TableTransaction, touched: DataFrame) -> set[str]:
-    """Key columns in which Delta stores an empty string as NULL."""
+def text_partitions(txn: TableTransaction, fields: StructType) -> list[str]:
+    """Columns in which Delta stores some texts as NULL."""
     partitioned = {name.lower() for name in txn.metadata.partition_columns}
-    fields = key_type(touched).fields if partitioned else ()
-    return {
+    return [
         field.name
         for field in fields
         if field.name.lower() in partitioned and isinstance(field.dataType, T.StringType)
-    }
+    ]
 
 
-def _with_stored_keys(touched: DataFrame, texts: set[str]) -> DataFrame:
+def with_stored_keys(txn: TableTransaction, touched: DataFrame) -> DataFrame:
+    """Keys as the table has them."""
+    texts = text_partitions(txn, key_type(touched))
     if not texts:
         return touched
     parts = []
@@ -317,8 +318,14 @@ def _with_stored_keys(touched: DataFrame, texts: set[str]) -> DataFrame:
     return touched.withColumn("k", F.struct(*parts))
 
 
+def with_stored_texts(txn: TableTransaction, rows: DataFrame) -> DataFrame:
+    """Rows as the table has them."""
+    texts = text_partitions(txn, rows.schema)
+    return rows.withColumns({name: _stored(F.col(quoted(name))) for name in texts})
+
+
 def _stored(text: Column) -> Column:
-    return F.when(text != "", text)
+    return F.when(~text.isin(*NULL_TEXTS), text)
 
 
 def has_exact_keys(delta: DeltaJvm, keys: StructType) -> bool:

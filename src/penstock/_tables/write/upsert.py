@@ -16,7 +16,7 @@ from penstock._tables.write.decision import BatchDecision
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import count_keys, key_struct
-from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way
+from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, with_stored_keys
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.schema import conform
 from penstock._tables.write.staging import valid_rows
@@ -62,13 +62,13 @@ class UpsertWriter(FlowWriter):
 
     def _check_keys(self, txn: TableTransaction, rows: DataFrame, count: int) -> None:
         """Refuse a batch in which two rows have the same key, because either could win."""
-        touched = rows.select(self._key.alias("k"))
+        touched = with_stored_keys(txn, rows.select(self._key.alias("k")))
         self._collected = None
         if count <= MOST_KEYS and self._keyed.can_collect(touched):
             self._collected = self._keyed.collected(txn, touched)
             shared = count - int(self._collected.distinct())
         else:
-            _, shared = count_keys(rows, self._key)
+            _, shared = count_keys(touched, F.col("k"))
         if shared:
             raise FlowError(
                 "MERGE_KEYS_NOT_UNIQUE",

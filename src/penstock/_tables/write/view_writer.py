@@ -1,6 +1,6 @@
 """Writes the changes of a materialized view: new rows, all rows of some keys, or some rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -13,8 +13,8 @@ from penstock._model.sql_text import quoted
 from penstock._tables.commits import CommitResult
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
-from penstock._tables.write.key_joins import key_struct
-from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, text_partitions
+from penstock._tables.write.key_joins import key_struct, key_type
+from penstock._tables.write.keyed import MOST_KEYS, NULL_TEXTS, KeyedTable, Way, text_partitions
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.staging import RowCounts
 from penstock._tables.write.writer import Batch, FlowWriter, WriterOptions
@@ -88,7 +88,7 @@ class ViewWriter(FlowWriter):
         """
         touched = keys.select(key_struct(keys.columns).alias("k"))
         txn = self._begin()
-        texts = text_partitions(txn, touched)
+        texts = text_partitions(txn, key_type(touched))
         if merges:
             self._merge = partial(_aggregates, merges=merges, row_count=row_count)
         if count is not None and count <= MOST_KEYS:
@@ -106,10 +106,10 @@ class ViewWriter(FlowWriter):
         self._check_partitions(texts, distinct)
         return self._count, distinct
 
-    def _check_partitions(self, names: set[str], rows: DataFrame) -> None:
+    def _check_partitions(self, names: Sequence[str], rows: DataFrame) -> None:
         for name in names:
             text = F.col(quoted(name))
-            if not rows.where(text.isNull() | (text == "")).isEmpty():
+            if not rows.where(text.isNull() | text.isin(*NULL_TEXTS)).isEmpty():
                 raise ViewChangedError(f"NULL and '' are the same partition of {name}")
 
     def _collect(self, txn: TableTransaction, keys: Any) -> DataFrame:
