@@ -199,6 +199,17 @@ def test_sums_of_large_decimals_keep_their_last_decimal(spark, tmp_path):
 
 
 @pytest.mark.usefixtures("small_queries")
+def test_zeros_of_both_signs_are_different_rows(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (k INT, x DOUBLE, y STRUCT<z: FLOAT>) USING delta")
+    spark.sql(f"INSERT INTO {table} VALUES (1, 0D, struct(0F)), (2, -0D, struct(0F))")
+    view = View(spark, f"SELECT k, CAST(x AS STRING) AS x, CAST(y AS STRING) AS y FROM {table}")
+    spark.sql(f"UPDATE {table} SET x = -x, y = named_struct('z', -0F)")
+    assert view.refresh() == "ROW_BASED"
+    assert view.rows == view.computed()
+
+
+@pytest.mark.usefixtures("small_queries")
 def test_groups_by_windows_of_time_are_merged_and_replaced(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"
     spark.sql(f"CREATE TABLE {table} (k INT, ts TIMESTAMP) USING delta")

@@ -17,7 +17,10 @@ import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.classic.ExpressionUtils;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
@@ -30,6 +33,11 @@ import org.apache.spark.sql.delta.actions.Metadata;
 import org.apache.spark.sql.delta.actions.RemoveFile;
 import org.apache.spark.sql.delta.commands.cdc.CDCReader;
 import org.apache.spark.sql.functions;
+import org.apache.spark.sql.types.AbstractDataType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DoubleType;
+import org.apache.spark.sql.types.FloatType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import scala.Option;
@@ -238,13 +246,14 @@ final class TableChanges {
       rows = canRead ? ofPositions(used) : signed(ofFiles(files.values()));
     }
     StructField[] fields = columns(used).fields();
-    boolean canGroup = Arrays.stream(fields).allMatch(f -> PlanParts.canGroup(f.dataType()));
+    boolean canGroup = Arrays.stream(fields).allMatch(f -> canGroup(f.dataType()));
     if ((isWhole || isNet) && canGroup) {
       // All rows of rewritten files were deleted and inserted; those that are in both are left out.
       rows =
-          rows.groupBy(names(fields))
+          rows.groupBy(converted(fields, true))
               .agg(functions.sum(SIGN).as(SIGN))
-              .where(functions.col(SIGN).notEqual(0L));
+              .where(functions.col(SIGN).notEqual(0L))
+              .select(withSign(converted(fields, false)));
     }
     return plan(rows.select(withSign(all(used))));
   }
@@ -292,6 +301,45 @@ final class TableChanges {
 
   private static Column[] names(StructField[] fields) {
     return Arrays.stream(fields).map(TableChanges::column).toArray(Column[]::new);
+  }
+
+  private static boolean canGroup(DataType type) {
+    return PlanParts.canGroup(type)
+        && (isFloat(type) || !type.existsRecursively(TableChanges::isFloat));
+  }
+
+  private static boolean isFloat(DataType type) {
+    return type instanceof DoubleType || type instanceof FloatType;
+  }
+
+  /** Floating-point numbers as their bits, or back: GROUP BY makes one of -0.0 and 0.0. */
+  private static Column[] converted(StructField[] fields, boolean toBits) {
+    Column[] columns = names(fields);
+    for (int index = 0; index < fields.length; index++) {
+      DataType type = fields[index].dataType();
+      Column column = columns[index];
+      if (type instanceof DoubleType) {
+        column =
+            toBits
+                ? call(Double.class, "doubleToLongBits", DataTypes.LongType, column)
+                : call(Double.class, "longBitsToDouble", type, column);
+      } else if (type instanceof FloatType) {
+        column =
+            toBits
+                ? call(Float.class, "floatToIntBits", DataTypes.IntegerType, column)
+                : call(Float.class, "intBitsToFloat", type, column);
+      }
+      columns[index] = column.as(fields[index].name());
+    }
+    return columns;
+  }
+
+  private static Column call(Class<?> of, String function, DataType result, Column argument) {
+    Seq<Expression> arguments = PlanParts.seq(List.of(ExpressionUtils.expression(argument)));
+    Seq<AbstractDataType> none = PlanParts.seq(List.of());
+    return ExpressionUtils.column(
+        new StaticInvoke(
+            of, result, function, arguments, none, true, true, true, Option.empty()));
   }
 
   private static Column[] withSign(Column[] columns) {
