@@ -9,10 +9,11 @@ import duckdb
 import pyarrow
 import pytest
 from crashes import crashing
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from update_project import Project
 
 from penstock._observe.events import UpdateState
+from penstock._tables.kill_points import step_callback
 from penstock._tables.write.schema import LENGTHS
 
 SETTINGS = """
@@ -227,6 +228,28 @@ def test_rows_are_added_once_when_a_refresh_is_interrupted(pipeline):
         assert crashed
         assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
         pipeline.check()
+
+
+def test_changes_of_a_view_by_another_writer_are_seen(spark, pipeline):
+    known = pipeline.project.path("known")
+
+    def write(step: str, flow: str, batch_id: int | None) -> None:
+        if step == "after_target_commit" and flow == "known":
+            spark.sql(f"INSERT INTO delta.`{known}` VALUES (0, 0)")
+
+    pipeline.add("src", [(95, 5, 5)])  # `known` gets no rows, and no commit
+    with step_callback(write):
+        assert pipeline.refresh()["known"] == "APPEND_ONLY"
+    assert pipeline.refresh()["known"] == "COMPLETE_RECOMPUTE"
+    # Another table with the same version.
+    version = DeltaTable(known).version()
+    shutil.rmtree(known)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    columns = pyarrow.schema([("k", pyarrow.int32()), ("v", pyarrow.int32())])
+    for _ in range(version + 1):
+        write_deltalake(known, pyarrow.table({"k": [0], "v": [0]}, columns), mode="append")
+    assert pipeline.refresh()["known"] == "COMPLETE_RECOMPUTE"
+    pipeline.check()
 
 
 def test_refresh_policy_decides_between_techniques_and_errors(pipeline, monkeypatch):

@@ -64,7 +64,8 @@ class ViewState:
     Attributes:
         fingerprint: Of the query, the rules and the code of the sources.
         sources: Version of each source, by its path.
-        table_ids: Id of each Delta table among them, by its path; earlier versions stored none.
+        table_ids: Id of each Delta table among them, and of the view's own table, by its path;
+            earlier versions stored none.
         table_version: `None` for a snapshot flow, or after a restore.
         quarantine_version: -1 without a quarantine.
         rows: Of the last complete refresh.

@@ -1,6 +1,7 @@
 """Refreshes materialized views, and applies snapshots."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.errors import AnalysisException
@@ -126,8 +127,9 @@ class ViewRefresh:
         state = ViewState(
             fingerprint=fingerprint,
             sources=sources.versions,
-            table_ids=sources.table_ids,
-            table_version=self._queries.tables.version(dataset) if known is None else known,
+            table_ids={**sources.table_ids, **self._own_id(dataset)},
+            # Without a commit, that of the start: another writer may have changed the table since.
+            table_version=version if known is None else known,
             quarantine_version=self._incremental.quarantine_version(dataset),
             rows=rows,
             full_seconds=full_seconds,
@@ -206,7 +208,7 @@ class ViewRefresh:
             before is not None
             and before.fingerprint == fingerprint
             and sources.unversioned is None
-            and not _are_replaced(before, sources)
+            and not _are_replaced(before, sources.table_ids)
             and self._have_same_rows(before, sources)
         )
 
@@ -226,14 +228,16 @@ class ViewRefresh:
             return _QUERY_CHANGED
         dataset = self._queries.graph.datasets[step.target]
         path = self._queries.tables.table(dataset).path
-        if before.table_version is None or not (
-            keeps_rows(self._delta, path, before.table_version, version)
+        if (
+            before.table_version is None
+            or _are_replaced(before, self._own_id(dataset))
+            or not keeps_rows(self._delta, path, before.table_version, version)
         ):
             return "the table was changed since the last refresh"
         if before.quarantine_version < 0 <= self._incremental.quarantine_version(dataset):
             return "its quarantine is new"
         reason = sources.unversioned
-        if reason is None and _are_replaced(before, sources):
+        if reason is None and _are_replaced(before, sources.table_ids):
             reason = "a source was dropped and created again"
         if reason is not None:
             check_policy(dataset, reason)
@@ -241,6 +245,11 @@ class ViewRefresh:
         if not self._have_same_rows(before, sources):
             return _SOURCE_CHANGED
         return None
+
+    def _own_id(self, dataset: DatasetNode) -> dict[str, str]:
+        """The id of the table of a view, by its path."""
+        path = self._queries.tables.table(dataset).path
+        return {path: str(self._delta.snapshot(path).metadata().id())}
 
     def _have_same_rows(self, before: ViewState, sources: plans.BatchSources) -> bool:
         """Whether the sources have the rows of the last refresh, in the same files or others."""
@@ -283,10 +292,9 @@ class ViewRefresh:
         return plans.runs_python(rules)
 
 
-def _are_replaced(before: ViewState, sources: plans.BatchSources) -> bool:
-    """Whether a table at the path of a source is another one than at the last refresh."""
-    ids = before.table_ids
-    return any(ids.get(path, now) != now for path, now in sources.table_ids.items())
+def _are_replaced(before: ViewState, ids: Mapping[str, str]) -> bool:
+    """Whether a table at one of these paths is another one than at the last refresh."""
+    return any(before.table_ids.get(path, now) != now for path, now in ids.items())
 
 
 def _refresh(origin: EventOrigin, technique: str, reason: str) -> Event:
