@@ -39,7 +39,8 @@ _DETERMINISTIC = re.compile(
     r"|SparkUnsupportedOperationException|DELTA_SOURCE_TABLE_IGNORE_CHANGES"
     r"|DELTA_SOURCE_IGNORE_DELETE|SchemaColumnConvertNotSupported"
     r"|SaslAuthenticationException|SslAuthenticationException|ConfigException: Invalid value"
-    r"|USER_RAISED_EXCEPTION|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
+    r"|USER_RAISED_EXCEPTION|InvariantViolationException"
+    r"|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
 )
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _DISK_PATH = re.compile(
@@ -64,7 +65,9 @@ _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 # S3 answers so to credentials that are wrong or expired, or lack a permission.
 _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
-PERMISSION = re.compile(r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)")
+PERMISSION = re.compile(
+    r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)"
+)
 """In the text of an error about a file or folder that the user may not read or write."""
 PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
 _WRITTEN_TO = re.compile(r"Task failed while writing rows to (s3a?://\S+?)\.?(?:\s|$)")

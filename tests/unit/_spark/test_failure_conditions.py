@@ -34,6 +34,12 @@ def test_registry_error_is_recognized_in_the_message_of_a_worker(condition, retr
     assert error.hint is not None
 
 
+def test_row_that_a_constraint_of_the_table_refuses_is_not_retried():
+    name = "org.apache.spark.sql.delta.schema.DeltaInvariantViolationException"
+    error = flow_error(f"{name}: [DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK", FLOW)
+    assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
+
+
 def test_exception_of_another_function_in_a_worker_is_not_retried():
     error = flow_error(WORKER.format(condition="SOMETHING"), FLOW)
     assert isinstance(error, FlowError)
