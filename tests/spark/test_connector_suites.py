@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow
+import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from penstock.batches import idempotent_delta_write
+from penstock.errors import FlowError
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.files import FileSink
 from penstock.sinks.function import FunctionSink
@@ -109,6 +111,7 @@ class TestDeltaSource(SourceSuite):
         "[DELTA_SOURCE_IGNORE_DELETE] deleted data": "SOURCE_ROWS_CHANGED",
         "[DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS] Detected": "SOURCE_SCHEMA_CHANGED",
         "[DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG]": "SOURCE_SCHEMA_CHANGED",
+        "[DELTA_MISSING_CHANGE_DATA] Error getting change data for range": "FLOW_FAILED",
     }
 
     def test_files_that_vacuum_deleted_are_lost_rows(self, spark: Any, tmp_path: Path) -> None:
@@ -121,9 +124,15 @@ class TestDeltaSource(SourceSuite):
             error = opened.explain(text, flow)
             assert error is not None, text
             assert (error.condition, error.retryable) == ("SOURCE_ROWS_LOST", False)
+            assert "not mounted" in (error.hint or "")
         for name in ("table_quarantine/part-1.parquet", "table/_delta_log/_last_checkpoint"):
             text = f"java.io.FileNotFoundException: {tmp_path / name}"
             assert opened.explain(text, flow) is None
+
+    def test_folder_without_a_table_is_named(self, spark: Any, tmp_path: Path) -> None:
+        with pytest.raises(FlowError, match=f"no Delta table at {tmp_path}/table") as caught:
+            self._open(spark, tmp_path)
+        assert (caught.value.condition, caught.value.retryable) == ("PATH_NOT_FOUND", True)
 
     def paths(self, folder: Path) -> tuple[str, ...]:
         return (str(folder / "table"),)

@@ -5,17 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
+from penstock._model.paths import MISSING_PATH_HINT
 from penstock._model.sql_text import delta_table
 from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.jvm import dataframe
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import LoggedRemovals, append_only_start, logged_removals
-from penstock.errors import PenstockError, PlanError
+from penstock.errors import FlowError, PenstockError, PlanError
 from penstock.sources import checkpoints
 from penstock.sources.base import (
     OpenedSource,
@@ -54,7 +57,20 @@ class DeltaSource(Source):
     def open(self, read: Read) -> OpenedSource:
         if not read.is_stream or len(read.paths) != 1:
             return OpenedSource(read.load(read.options), name=self.describe(read))
-        return DeltaStream(read, read.paths[0])
+        try:
+            return DeltaStream(read, read.paths[0])
+        except (AnalysisException, Py4JJavaError) as error:
+            # Delta's words for a path without a log; a batch read names the path.
+            if "DELTA_SCHEMA_NOT_SET" not in str(error):
+                raise
+            raise FlowError(
+                "PATH_NOT_FOUND",
+                f"there is no Delta table at {path_key(read.paths[0])}: the folder does not exist, "
+                "is empty, or its storage is not mounted",
+                flow=read.flow,
+                retryable=True,
+                hint=MISSING_PATH_HINT,
+            ) from error
 
 
 class DeltaStream(OpenedSource):
@@ -120,6 +136,15 @@ class DeltaStream(OpenedSource):
                 hint='read its change feed (option "readChangeFeed"), ignore changes with option '
                 f'"skipChangeCommits", or --full-refresh {flow.target}; {flow.sink_reset}',
             )
+        if "DELTA_MISSING_CHANGE_DATA" in text:
+            return flow_error(
+                "FLOW_FAILED",
+                flow,
+                f"the change feed of {self.path} does not have all versions that it reads",
+                hint="`ALTER TABLE ... SET TBLPROPERTIES (delta.enableChangeDataFeed = true)` "
+                'records changes from then on; option "startingVersion" begins there. '
+                "DESCRIBE HISTORY shows the version",
+            )
         is_final = "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE" in text
         if is_final or "DELTA_SCHEMA_CHANGED" in text:
             return flow_error(
@@ -136,10 +161,12 @@ class DeltaStream(OpenedSource):
             return flow_error(
                 "SOURCE_ROWS_LOST",
                 flow,
-                f"files with rows that were not read yet are missing, as after VACUUM: {self.path}",
-                hint=f"--full-refresh {flow.target} reads the newest version of the table; "
-                f"{flow.sink_reset}. A longer `delta.deletedFileRetentionDuration` of the table "
-                "keeps files for flows that do not run for a while",
+                f"files with rows that were not read yet are missing: {self.path}",
+                hint="if they were moved, or their storage is not mounted, put them back: the flow "
+                f"continues. If VACUUM deleted them, --full-refresh {flow.target} reads the newest "
+                f"version of the table; {flow.sink_reset}. A longer "
+                "`delta.deletedFileRetentionDuration` of the table keeps files for flows that do "
+                "not run for a while",
             )
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
             return flow_error(
