@@ -111,6 +111,21 @@ def test_stream_waits_for_keys_that_commit_late(
     assert caught.value.condition == "JDBC_KEY_WENT_BACK"
 
 
+def test_table_that_was_created_again_is_an_error(
+    spark, postgres_server: PostgresServer, tables: Tables
+):
+    tables.execute("CREATE TABLE again AS SELECT generate_series(1, 3) AS id")
+    end = source(spark, postgres_server, "again").latestOffset(None, None)
+    tables.execute("DROP TABLE again")
+    tables.execute("CREATE TABLE again AS SELECT generate_series(1, 5) AS id")
+    with pytest.raises(SourceFailure, match="created again") as caught:
+        source(spark, postgres_server, "again").latestOffset(end, None)
+    assert caught.value.condition == "JDBC_KEY_WENT_BACK"
+    accepting = source(spark, postgres_server, "again", onKeyBack="continue")
+    end = accepting.latestOffset(end, None)
+    assert source(spark, postgres_server, "again").latestOffset(end, None) is end
+
+
 COPY = """
 @dp.table
 def copied():

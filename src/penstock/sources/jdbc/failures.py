@@ -57,7 +57,8 @@ def explained(options: JdbcSourceOptions) -> Iterator[None]:
         raise SourceFailure(
             "JDBC_SOURCE_UNAVAILABLE",
             f"{place}: {error}",
-            "nothing is lost: it continues after the last key"
+            "check that the database runs at this address; nothing is lost: the flow continues "
+            "after its last key"
             if error.may_pass
             else "check url, user, password and the name of the table",
             retryable=error.may_pass,

@@ -131,6 +131,6 @@ class JdbcRows(OpenedSource):
             str(offset["key"])
             for checkpoint in done
             for offset in checkpoints.last_offsets(checkpoint)
-            if set(offset) == _OFFSET
+            if set(offset) >= _OFFSET
         ]
         return self._stream.greatest(keys)

@@ -63,11 +63,15 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class _Range:
-    """An offset: last key and rows of a batch, and the key before it (`None` at the start)."""
+    """An offset: last key and rows of a batch, and the key before it (`None` at the start).
+
+    `table` is PostgreSQL's number of the table: one that is created again has another.
+    """
 
     low: Key | None
     high: Key
     rows: int
+    table: str | None = None
 
 
 def check_scales(schema: T.StructType, options: Mapping[str, str], place: str) -> None:
@@ -111,6 +115,7 @@ class JdbcStream:
         self._bounds = bounds or KeyRange()
         self._jvm: Any = spark._jvm
         self._until: Key | None = None
+        self._table: str | None = None
         self._is_bounded = False
         self._is_compared = False
         self._is_idle = False
@@ -253,6 +258,9 @@ class JdbcStream:
                 f'.option("query", "SELECT * FROM ... WHERE {self._options.key} IS NOT NULL")',
                 is_running=True,
             )
+        if self._options.is_postgresql and not self._options.is_query:
+            number = "SELECT CAST(to_regclass(?) AS oid)"
+            ((self._table,),) = database.query(number, self._options.table)
         return None if text is None else read_key(self._kind, text)
 
     def _next(self, last: _Range | None, mark: Key) -> _Range:
@@ -265,11 +273,16 @@ class JdbcStream:
             high = read_key(self._kind, str(records[0][0])) if records else mark
             count = count_between(self._options, self._condition(low, high))
             ((rows,),) = database.query(count)
-        return _Range(low, high, int(rows or 0))
+        return _Range(low, high, int(rows or 0), self._table)
 
     def _compare(self, mark: Key, last: _Range) -> None:
         if self._options.accept_key_back:
             return
+        if last.table not in (None, self._table):
+            raise self._went_back(
+                f"the table was dropped and created again after keys up to {last.high.text} were "
+                "read: its rows may have smaller ones"
+            )
         # Times: the newest goes back with a deleted row, and later changes are newer all the same.
         if last.high.order - mark.order > self._overlap and not self.has_times:
             raise self._went_back(
@@ -399,13 +412,15 @@ class JdbcStream:
             None if low is None else read_key(self._kind, str(low)),
             read_key(self._kind, str(body["key"])),
             int(body["rows"]),
+            body.get("table"),
         )
 
     def _java_offset(self, made: _Range) -> Any:
         after = None if made.low is None else made.low.text
-        return self._serialized(
-            json.dumps({"key": made.high.text, "after": after, "rows": made.rows})
-        )
+        body: dict[str, Any] = {"key": made.high.text, "after": after, "rows": made.rows}
+        if made.table is not None:
+            body["table"] = made.table
+        return self._serialized(json.dumps(body))
 
     def _serialized(self, text: str) -> Any:
         runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
