@@ -119,6 +119,14 @@ def test_missing_topic_is_named(text: str):
     assert "a topic of kafka" in error.message
 
 
+def test_pattern_that_java_refuses_is_named():
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    text = "java.util.regex.PatternSyntaxException: Unclosed group near index 5\nt-(\nat x"
+    error = PaperTopics({}, {}).explain(text, flow)
+    assert error is not None
+    assert (error.condition, error.retryable) == ("KAFKA_SUBSCRIPTION_INVALID", False)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -190,6 +190,12 @@ class KafkaStream(OpenedSource):
                 hint="check that they run, and that the driver and executors can connect to them; "
                 "nothing is lost: the flow continues at its last offsets",
             )
+        if "PatternSyntaxException" in text:
+            return flow_error(
+                "KAFKA_SUBSCRIPTION_INVALID",
+                flow,
+                f"option `subscribePattern` is no regular expression: {self.name}",
+            )
         if (record := _NO_RECORD_SINCE.search(text)) is not None:
             reason = f"partition {record[1]} has no record since timestamp {record[2]}"
             hint = (
