@@ -120,6 +120,7 @@ class TestDeltaSource(SourceSuite):
         for text in (
             f"java.io.FileNotFoundException: {table}/part-1.parquet",
             f"[FAILED_READ_FILE.FILE_NOT_EXIST] while reading file file://{table}/part-1.parquet",
+            f"[DELTA_LOG_FILE_NOT_FOUND] Unable to retrieve the log at file:{table}/_delta_log.",
         ):
             error = opened.explain(text, flow)
             assert error is not None, text

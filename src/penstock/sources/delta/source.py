@@ -156,17 +156,18 @@ class DeltaStream(OpenedSource):
                 hint="if a column was removed, renamed or has another type: "
                 f"--full-refresh {flow.target}; {flow.sink_reset}",
             )
-        data_file = re.escape(f"{self.path}/") + "(?!_delta_log)"
-        if re.search(f"(?:FileNotFoundException|FILE_NOT_(?:EXIST|FOUND)).*{data_file}", text):
+        folder = re.escape(f"{self.path}/")
+        data_file = f"(?:FileNotFoundException|FILE_NOT_(?:EXIST|FOUND)).*{folder}(?!_delta_log)"
+        if re.search(f"{data_file}|DELTA_LOG_FILE_NOT_FOUND.*{folder}_delta_log", text):
             return flow_error(
                 "SOURCE_ROWS_LOST",
                 flow,
-                f"files with rows that were not read yet are missing: {self.path}",
+                f"files or commits that were not read yet are missing: {self.path}",
                 hint="if they were moved, or their storage is not mounted, put them back: the flow "
-                f"continues. If VACUUM deleted them, --full-refresh {flow.target} reads the newest "
-                f"version of the table; {flow.sink_reset}. A longer "
-                "`delta.deletedFileRetentionDuration` of the table keeps files for flows that do "
-                "not run for a while",
+                "continues. If VACUUM or the retention of the log deleted them, --full-refresh "
+                f"{flow.target} reads the newest version of the table; {flow.sink_reset}. A longer "
+                "`delta.deletedFileRetentionDuration` and `delta.logRetentionDuration` of the "
+                "table keep them for flows that do not run for a while",
             )
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
             return flow_error(
