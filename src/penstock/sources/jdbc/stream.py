@@ -259,8 +259,9 @@ class JdbcStream:
                 is_running=True,
             )
         if self._options.is_postgresql and not self._options.is_query:
-            number = "SELECT CAST(to_regclass(?) AS oid)"
-            ((self._table,),) = database.query(number, self._options.table)
+            # Not of a view: its rows stay when it is created again.
+            table = "SELECT oid FROM pg_class WHERE oid = to_regclass(?) AND relkind IN ('r', 'p')"
+            ((self._table,),) = database.query(f"SELECT ({table})", self._options.table)
         return None if text is None else read_key(self._kind, text)
 
     def _next(self, last: _Range | None, mark: Key) -> _Range:
