@@ -1,6 +1,8 @@
 """Writes to databases, as updates of a project and by a writer alone."""
 
 import json
+import tempfile
+from pathlib import Path
 
 from database_server import PASSWORD, USER, CuttingProxy, DatabaseServer
 from pyspark.sql.types import StructType
@@ -49,6 +51,11 @@ def sink_rows(project: Project) -> list[int]:
     ]
 
 
+CHECKPOINT = Path(tempfile.mkdtemp(prefix="penstock-sink-"))
+(CHECKPOINT / "offsets").mkdir()
+(CHECKPOINT / "offsets" / "99").touch()
+
+
 def writer(
     spark,
     server: DatabaseServer | CuttingProxy,
@@ -56,6 +63,7 @@ def writer(
     *,
     epoch: str = "e",
     flow: str = "f",
+    checkpoint: Path = CHECKPOINT,
     **more: str,
 ) -> JdbcSinkWriter:
     options = {"url": server.url, "dbtable": table, "user": USER, "password": PASSWORD, **more}
@@ -67,7 +75,7 @@ def writer(
             pipeline="p",
             flow=declared,
             epoch=epoch,
-            checkpoint="",
+            checkpoint=str(checkpoint),
             schema=StructType(),
             format="jdbc",
             options=options,

@@ -191,7 +191,7 @@ def test_connection_of_a_task_that_fails_is_an_unavailable_database(
 
 
 def test_only_the_newest_writer_may_commit_and_no_batch_may_be_missing(
-    spark, postgres_server: DatabaseServer, tables: Tables
+    spark, postgres_server: DatabaseServer, tables: Tables, tmp_path: Path
 ):
     df = spark.createDataFrame([(1,), (2,)], "id INT")
     old = writer(spark, postgres_server, "owned")
@@ -210,6 +210,11 @@ def test_only_the_newest_writer_may_commit_and_no_batch_may_be_missing(
     lost = writer(spark, postgres_server, "owned", epoch="another")
     with pytest.raises(CheckpointError, match="SINK_CHECKPOINT_LOST"):
         lost.start(df.schema)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "1").touch()
+    older = writer(spark, postgres_server, "owned", checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match=r"ends at batch 1, but .* has batches up to 2"):
+        older.start(df.schema)
     onwards = writer(spark, postgres_server, "owned", onGap="continue")
     onwards.start(df.schema)
     assert onwards.write(df, 7).rows == 2

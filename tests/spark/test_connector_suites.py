@@ -1,6 +1,7 @@
 """The built-in sources and sinks that need no server keep the promises of all connectors."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,22 @@ def in_table(path: str) -> list[tuple[Any, ...]]:
     return list(zip(columns["id"], columns["name"], strict=True))
 
 
+def an_older_checkpoint_is_refused(
+    suite: SinkSuite, spark: Any, folder: Path, *, newest: int = 1, ends: int = 0
+) -> None:
+    """Its next batches have ids that the sink knows."""
+    options, checkpoint = suite.options(folder), folder / "first"
+    suite._run(spark, folder, options, add=[(0, "a")])
+    shutil.copytree(checkpoint, folder / "copy")
+    for number in range(newest):
+        suite._run(spark, folder, options, add=[(number + 1, "b")])
+    shutil.rmtree(checkpoint)
+    (folder / "copy").rename(checkpoint)
+    refused = f"SINK_CHECKPOINT_LOST.* ends at batch {ends}, but .* has batches up to {newest},"
+    with pytest.raises(Exception, match=refused):
+        suite._run(spark, folder, options)
+
+
 class TestFileSink(SinkSuite):
     sink = FileSink
     wrong_options = ({"path": None}, {"path": " "}, {"CheckpointLocation": "x"})
@@ -39,6 +56,9 @@ class TestFileSink(SinkSuite):
 
     def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
         return map(tuple, spark.read.schema(SCHEMA).json(options["path"]).collect())
+
+    def test_an_older_checkpoint_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        an_older_checkpoint_is_refused(self, spark, tmp_path)
 
     def test_columnar_files_are_written(self, spark: Any, tmp_path: Path) -> None:
         for self.format in ("parquet", "orc"):
@@ -60,6 +80,9 @@ class TestDeltaSink(SinkSuite):
     def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
         return in_table(options["path"])
 
+    def test_an_older_checkpoint_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        an_older_checkpoint_is_refused(self, spark, tmp_path)
+
 
 class TestFunctionSink(SinkSuite):
     """A function that writes with the helper: a batch under another epoch is another batch."""
@@ -75,6 +98,10 @@ class TestFunctionSink(SinkSuite):
 
     def read_back(self, spark: Any, options: Mapping[str, str]) -> Iterable[tuple[Any, ...]]:
         return in_table(options["target"])
+
+    def test_an_older_checkpoint_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        # Its batch 1 is planned when the function is called.
+        an_older_checkpoint_is_refused(self, spark, tmp_path, newest=2, ends=1)
 
 
 class TestFileSource(SourceSuite):

@@ -24,7 +24,9 @@ from penstock._model.flow import Flow, OutputMode
 from penstock._model.lineage import place_of
 from penstock._model.paths import real_path
 from penstock._observe.events import Event, EventOrigin, FlowMetrics, FlowProgress, FlowStatus
-from penstock.errors import ConnectorError, PenstockError
+from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import batches
+from penstock.errors import CheckpointError, ConnectorError, PenstockError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +241,31 @@ def require_location(kind: str, options: Mapping[str, str], *names: str) -> None
             "option `checkpointLocation` cannot be set: each flow has a checkpoint that Penstock "
             "manages",
             hint="remove it",
+        )
+
+
+def check_checkpoint(write: Write, last: int, place: str) -> None:
+    """Refuse a checkpoint without the last batch of its target: its next ones would be skipped.
+
+    A batch is planned before it is written. So the checkpoint is new, or an older copy; or the
+    target has the batches of another flow.
+
+    Raises:
+        CheckpointError: `SINK_CHECKPOINT_LOST`.
+    """
+    flow, planned = write.flow, batches(StorageFiles(write.spark), write.checkpoint, "offsets")
+    if last > (planned[-1] if planned else -1):
+        ends = f"a checkpoint that ends at batch {planned[-1]}" if planned else "a new checkpoint"
+        raise CheckpointError(
+            "SINK_CHECKPOINT_LOST",
+            f"flow {flow.name!r} starts with {ends}, but {place} has batches up to {last}, of a "
+            "newer or earlier checkpoint or of another flow: new batches with the same ids would "
+            "be skipped, and their rows would be lost",
+            flow=flow.name,
+            origin=flow.origin,
+            hint="restore the pipeline's storage, or the checkpoint from a copy that is as new as "
+            "the target; or write to another place; or empty this one with its log of batches, and "
+            f"run `penstock checkpoint reset {flow.name} --from earliest`",
         )
 
 

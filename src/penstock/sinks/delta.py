@@ -1,10 +1,22 @@
 """Delta tables that are not the pipeline's own as sinks: exactly once."""
 
+import json
 from collections.abc import Mapping
 from typing import ClassVar
 
 from penstock._model.flow import OutputMode
-from penstock.sinks.base import OpenedSink, StreamSink, Write, option, require_location
+from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.files import StorageFiles
+from penstock._tables.write.fenced import last_number
+from penstock._tables.write.table_spec import read_version
+from penstock.sinks.base import (
+    OpenedSink,
+    StreamSink,
+    Write,
+    check_checkpoint,
+    option,
+    require_location,
+)
 from penstock.sinks.spark import SparkSink
 
 _TABLE = "tableName"
@@ -32,4 +44,11 @@ class DeltaSink(SparkSink):
             own = (_TABLE.lower(), "path")
             options = {name: value for name, value in options.items() if name.lower() not in own}
             options["path"] = write.table_path(table)
+        self._check_batches(write, option(options, "path"))
         return StreamSink(write.format, options)
+
+    def _check_batches(self, write: Write, path: str) -> None:
+        metadata = StorageFiles(write.spark).read(f"{write.checkpoint}/metadata")
+        if metadata and read_version(write.spark, path) is not None:
+            last = last_number(DeltaJvm(write.spark), path, json.loads(metadata)["id"])
+            check_checkpoint(write, last, path)

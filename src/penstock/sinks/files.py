@@ -6,8 +6,7 @@ from typing import ClassVar
 from penstock._model.dataset import SinkFacts
 from penstock._model.flow import OutputMode
 from penstock._tables.files import StorageFiles
-from penstock.errors import CheckpointError
-from penstock.sinks.base import OpenedSink, Write, option, require_location
+from penstock.sinks.base import OpenedSink, Write, check_checkpoint, option, require_location
 from penstock.sinks.spark import SparkSink
 from penstock.sources.files.source import FORMATS
 
@@ -40,22 +39,9 @@ class FileSink(SparkSink):
         return dict(options)
 
     def open(self, write: Write) -> OpenedSink:
-        folder, flow = option(write.options, "path"), write.flow
-        files = StorageFiles(write.spark)
-        is_new = not _batches(files.names(f"{write.checkpoint}/offsets"))
-        if is_new and _batches(files.names(f"{folder}/{_LOG}")):
-            raise CheckpointError(
-                "SINK_CHECKPOINT_LOST",
-                f"flow {flow.name!r} starts with a new checkpoint, but the log of {folder} has the "
-                "batches of an earlier one or of another flow: Spark would skip new batches "
-                "with the same ids, and their rows would be lost",
-                flow=flow.name,
-                origin=flow.origin,
-                hint="restore the pipeline's storage; or write to another folder; or empty "
-                f"this one with {_LOG}",
-            )
+        folder = option(write.options, "path")
+        names = StorageFiles(write.spark).names(f"{folder}/{_LOG}")
+        logged = [name.removesuffix(".compact") for name in names]
+        last = max((int(name) for name in logged if name.isdecimal()), default=-1)
+        check_checkpoint(write, last, f"the log {folder}/{_LOG}")
         return super().open(write)
-
-
-def _batches(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name.removesuffix(".compact").isdecimal()]

@@ -16,7 +16,15 @@ from penstock._tables.kill_points import kill_point
 from penstock._tables.write.fenced import last_number
 from penstock._tables.write.table_spec import read_version
 from penstock.errors import ConnectorError, DefinitionError, PenstockError
-from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, Write, evaluate
+from penstock.sinks.base import (
+    BatchSink,
+    OpenedSink,
+    Sink,
+    SinkCommit,
+    Write,
+    check_checkpoint,
+    evaluate,
+)
 from penstock.sinks.kafka import KafkaSink
 
 
@@ -114,7 +122,9 @@ class _Tools:
         self._written.add((place, name))
         app_id = f"{self.batch.app_id}/{name}" if name else self.batch.app_id
         exists = read_version(self._spark, location) is not None
-        if exists and last_number(DeltaJvm(self._spark), location, app_id) >= self.batch.batch_id:
+        last = last_number(DeltaJvm(self._spark), location, app_id) if exists else -1
+        if last >= self.batch.batch_id:
+            check_checkpoint(self._opened, last, location)
             evaluate(df)
             return False
         # Both options also guard against a writer that commits between the look and this commit.

@@ -30,7 +30,7 @@ from penstock._observe.masking import shown
 from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
-from penstock.sinks.base import BatchSink, SinkCommit, Write, evaluate
+from penstock.sinks.base import BatchSink, SinkCommit, Write, check_checkpoint, evaluate
 from penstock.sinks.jdbc.connection import connected, dialect_of
 from penstock.sinks.jdbc.dialect import PART, SinkColumn, Unstorable
 from penstock.sinks.jdbc.options import TableName, WriteRows, jdbc_sink_options, quote
@@ -59,6 +59,7 @@ class JdbcSinkWriter(BatchSink):
     """Writes the batches of one flow; pipeline, flow and target are the key of its fence."""
 
     def __init__(self, write: Write) -> None:
+        self._write = write
         self._spark = write.spark
         self._options = jdbc_sink_options(write.options)
         self._dialect = dialect_of(self._options.system)
@@ -151,6 +152,8 @@ class JdbcSinkWriter(BatchSink):
                 hint="restore the pipeline's storage; or empty the table and delete the flow's "
                 f"row in {self._options.fence}",
             )
+        if not is_new:
+            check_checkpoint(self._write, row.last_batch, str(self._options.table))
         reset = ", last_batch = -1, last_rows = 0" if is_new else ""
         database.execute(
             f"UPDATE {fence} SET writer = ?, epoch = ?, updated_at = now(){reset} "
