@@ -26,7 +26,7 @@ def to_db():
         "id", "amount",
         F.col("id").cast("tinyint").alias("Tiny"),
         F.expr("CAST(-32768 AS SMALLINT)").alias("small"),
-        F.expr("CAST(16777215.0 AS FLOAT)").alias("f"),
+        F.expr("CAST(3.4028235E38D AS FLOAT)").alias("f"),
         F.expr("IF(id = 1, 4.9E-324D, 1.7976931348623157E308D)").alias("d"),
         F.expr(
             "IF(id = 1, NULL, CAST(12345678901234567890.123456789 AS DECIMAL(38, 9)))"
@@ -76,9 +76,9 @@ def test_every_type_is_stored_exactly_and_a_replay_changes_nothing(
         "CAST(old AS CHAR), CAST(far AS CHAR), CAST(local AS CHAR), CAST(day AS CHAR), "
         'CAST(flag AS CHAR), HEX(raw), "a ""` name", words, nested, free FROM Types ORDER BY id'
     ) == [
-        ("1", "10", "1", "-32768", "16777215", "5e-324", None, *same, "1", "00FF275C",
+        ("1", "10", "1", "-32768", "3.4028234663852886e38", "5e-324", None, *same, "1", "00FF275C",
          f"{text}1", "[]", '{"a":1,"b":{"k":null}}', free),
-        ("2", None, "2", "-32768", "16777215", "1.7976931348623157e308",
+        ("2", None, "2", "-32768", "3.4028234663852886e38", "1.7976931348623157e308",
          "12345678901234567890.123456789", *same, "0", "00FF275C",
          f"{text}2", '["a",null,"b,\\""]', '{"a":2,"b":{"k":null}}', free),
     ]  # fmt: skip

@@ -237,6 +237,14 @@ def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_writ
         "CREATE TABLE strict (id integer NOT NULL UNIQUE, short varchar(3), mood uuid, note text, "
         "CHECK (id > 0))"
     )
+    tables.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger AS "
+        "$$ BEGIN RAISE EXCEPTION 'no sevens'; END $$ LANGUAGE plpgsql"
+    )
+    tables.execute(
+        "CREATE TRIGGER no_sevens BEFORE INSERT ON strict FOR EACH ROW WHEN (NEW.id = 7) "
+        "EXECUTE FUNCTION refuse()"
+    )
     schema = "id INT, short STRING, mood STRING, note STRING"
     strict = writer(spark, postgres_server, "strict")
     good = "d290f1ee-6c54-4b01-90e6-d701748f0851"
@@ -251,6 +259,7 @@ def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_writ
         ((2, "a", "angry", ""), "invalid input syntax for type uuid"),
         ((-1, "a", good, ""), "check constraint"),
         ((1, "a", good, ""), "duplicate key"),
+        ((7, "a", good, ""), "no sevens"),
         ((2, "a", good, "nul: \0"), "U+0000 in column note"),
     ):
         with pytest.raises(FlowError, match="SINK_ROWS_REFUSED") as caught:
@@ -299,6 +308,10 @@ def test_a_query_that_does_not_fit_the_table_is_refused_before_it_starts(
         with pytest.raises(ConnectorError, match=said):
             writer(spark, postgres_server, **more).start(schema)
     tables.execute("CREATE TABLE keyless (id bigint)")
+    twice = spark.range(1).selectExpr("id", "id").schema
+    for table in ("keyless", "absent"):
+        with pytest.raises(ConnectorError, match="two columns of the query are named id"):
+            writer(spark, postgres_server, table).start(twice)
     with pytest.raises(ConnectorError, match="no primary key or unique index on exactly id"):
         writer(spark, postgres_server, "keyless", mode="upsert", keys="id").start(schema)
     assert not tables.exists("absent")

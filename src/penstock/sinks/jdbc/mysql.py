@@ -44,6 +44,7 @@ _SAME_TYPES: dict[type[T.DataType], str] = {
 _STAGED_TYPES: dict[type[T.DataType], str] = {
     **_SAME_TYPES,
     T.ByteType: "smallint",
+    T.FloatType: "double",
     T.TimestampType: "bigint",
 }
 _COLUMN_TYPES: dict[type[T.DataType], str] = {

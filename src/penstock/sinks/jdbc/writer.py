@@ -255,6 +255,9 @@ class JdbcSinkWriter(BatchSink):
             staged = F.unix_micros(value)
         elif isinstance(kind, T.ByteType):
             staged = value.cast("smallint")
+        elif isinstance(kind, T.FloatType):
+            # The text of the greatest FLOAT is out of range in MySQL.
+            staged = value.cast("double")
         elif isinstance(kind, T.ArrayType | T.StructType | T.MapType | T.VariantType):
             staged = F.to_json(value, _JSON)
             if self._options.replace_nul:
@@ -343,7 +346,7 @@ class JdbcSinkWriter(BatchSink):
             f"flow {self._flow.name!r}: {self._options.place} failed{batch}: {error}",
             retryable=error.may_pass,
             hint="correct the options `user` and `password` of the sink, or the user's rights"
-            if error.state[:2] == "28"
+            if error.state[:2] == "28" or "denied" in error.text
             else "what the database committed is not written again",
         )
 

@@ -12,9 +12,11 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from penstock._observe.masking import shown
 
 # Errors of MariaDB and MySQL about rows that have a general SQLSTATE: no default, not in the
-# enumeration, wrong character, CHECK.
+# enumeration, wrong character, CHECK, no partition.
 _MYSQL_GENERAL = ("HY000", "01000")
-_MYSQL_ROWS = (1364, 1265, 1366, 3819)
+_MYSQL_ROWS = (1364, 1265, 1366, 3819, 1526)
+# Data, constraints, limits such as that of an index entry, and what triggers raise.
+_ROWS = ("21", "22", "23", "45", "54", "P0")
 
 
 class DatabaseError(Exception):
@@ -30,12 +32,12 @@ class DatabaseError(Exception):
     @property
     def is_about_rows(self) -> bool:
         """Whether the rows are what is wrong: the same ones fail again."""
-        return self.state[:2] in ("21", "22", "23")
+        return self.state[:2] in _ROWS
 
     @property
     def may_pass(self) -> bool:
         """Whether the same statement may succeed later."""
-        return self.state[:2] not in ("0A", "21", "22", "23", "28", "3D", "3F", "42", "44")
+        return self.state[:2] not in (*_ROWS, "0A", "28", "3D", "3F", "42", "44")
 
 
 class Database:
