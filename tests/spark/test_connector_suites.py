@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from penstock.batches import idempotent_delta_write
-from penstock.errors import FlowError
+from penstock.errors import CheckpointError, FlowError
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.files import FileSink
 from penstock.sinks.function import FunctionSink
@@ -48,7 +48,12 @@ def an_older_checkpoint_is_refused(
 
 class TestFileSink(SinkSuite):
     sink = FileSink
-    wrong_options = ({"path": None}, {"path": " "}, {"CheckpointLocation": "x"})
+    wrong_options = (
+        {"path": None},
+        {"path": " "},
+        {"CheckpointLocation": "x"},
+        {"partitionBy": "id"},
+    )
     lost_checkpoint = "SINK_CHECKPOINT_LOST"
 
     def options(self, folder: Path) -> Mapping[str, str]:
@@ -59,6 +64,14 @@ class TestFileSink(SinkSuite):
 
     def test_an_older_checkpoint_is_refused(self, spark: Any, tmp_path: Path) -> None:
         an_older_checkpoint_is_refused(self, spark, tmp_path)
+
+    def test_another_folder_is_refused_because_its_log_would_lack_batches(
+        self, spark: Any, tmp_path: Path
+    ) -> None:
+        options = self.options(tmp_path)
+        self._run(spark, tmp_path, options, add=[(1, "a")])
+        with pytest.raises(CheckpointError, match=r"SINK_BEHIND.* finished batch 0, but .* empty"):
+            self._run(spark, tmp_path, {"path": str(tmp_path / "moved")})
 
     def test_columnar_files_are_written(self, spark: Any, tmp_path: Path) -> None:
         for self.format in ("parquet", "orc"):
@@ -72,6 +85,12 @@ class TestFileSink(SinkSuite):
 
 class TestDeltaSink(SinkSuite):
     sink = DeltaSink
+    failures: ClassVar[Mapping[str, str]] = {
+        "[DELTA_METADATA_MISMATCH] A metadata mismatch\n\nTable schema:\nroot\n-- id: string "
+        "(nullable = true)\n\n\nData schema:\nroot\n-- id: long (nullable = true)\n\n": (
+            "SINK_SCHEMA_INCOMPATIBLE"
+        )
+    }
     wrong_options = ({"path": None}, {"path": ""}, {"checkpointlocation": "x"})
 
     def options(self, folder: Path) -> Mapping[str, str]:

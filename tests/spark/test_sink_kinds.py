@@ -185,3 +185,34 @@ def to_each():
     )
     (error,) = project.run().failures
     assert error.condition == "FOREACH_WRITER_INVALID"
+
+
+def test_sinks_that_would_write_wrong_or_unreadable_rows_are_refused(project: Project):
+    project.source(
+        """
+@dp.table
+def clean():
+    return rows()
+
+dp.create_sink("own", "delta", {"tableName": "clean"})
+dp.create_sink("twice", "json", {"path": "twice"})
+dp.create_sink("unknown", "parquett", {"path": "unknown"})
+
+@dp.append_flow(target="own")
+def to_own():
+    return spark.readStream.table("clean")
+
+@dp.append_flow(target="twice")
+def to_twice():
+    return rows().select("id", "id")
+
+@dp.append_flow(target="unknown")
+def to_unknown():
+    return rows()
+"""
+    ).add("a.json", [{"id": 1}])
+    failures = {error.condition: str(error) for error in project.run().failures}
+    assert "is table spark_catalog.default.clean" in failures["SINK_OPTION_REFUSED"]
+    assert "two columns of the query are named id" in failures["SINK_SCHEMA_INCOMPATIBLE"]
+    assert "Spark has no format 'parquett'" in failures["SINK_FORMAT_NOT_SUPPORTED"]
+    assert project.rows("clean", "id") == [(1,)]

@@ -13,8 +13,9 @@ from penstock._graph.dataflow import FlowNode
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.name import path_segment, resolve_name
+from penstock._model.paths import path_key
 from penstock.errors import ConnectorError
-from penstock.sinks.base import BatchSink, OpenedSink, StreamSink, Write
+from penstock.sinks.base import BatchSink, OpenedSink, StreamSink, Write, option
 from penstock.sinks.registry import sink_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def sink_writer(
                 notes=f"{layout.state_dir}/batches/{path_segment(flow.name)}/{epoch}",
             )
         )
+        if isinstance(opened, StreamSink):
+            _check_place(option(opened.options, "path"), queries)
     except ConnectorError as error:
         error.origin = error.origin or sink.origin
         raise
@@ -67,6 +70,19 @@ def sink_writer(
     if isinstance(opened, BatchSink):
         running.writes_batches(opened.write, opened.close)
     return stream_writer(opened, df, mode, running.on_batch, has_batches=running.has_batches)
+
+
+def _check_place(path: str, queries: "FlowQueries") -> None:
+    """Refuse a sink in the folder of a table of the pipeline, which would get other rows."""
+    place = path_key(path) or ""
+    for key, table in queries.tables.paths.items():
+        if f"{place}/".startswith(f"{path_key(table)}/"):
+            raise ConnectorError(
+                "SINK_OPTION_REFUSED",
+                f"the sink's location {path} is table {key} of this pipeline",
+                hint="write to it with an append flow whose target is the table; or choose another "
+                "location",
+            )
 
 
 def stream_writer(

@@ -72,6 +72,7 @@ PERMISSION = re.compile(
 """In the text of an error about a file or folder that the user may not read or write."""
 PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
 _WRITTEN_TO = re.compile(r"Task failed while writing rows to (s3a?://\S+?)\.?(?:\s|$)")
+_NO_FORMAT = re.compile(r"ClassNotFoundException: (\S+)\.DefaultSource\b")
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
 _LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
@@ -138,6 +139,12 @@ def flow_error(
         condition = "EXECUTOR_LOST"
         message = f"an executor was lost with rows that were still needed{batch}"
         hint = "nothing of the batch was written; it is run again as a whole"
+    elif (absent := _NO_FORMAT.search(text)) is not None:
+        condition, message = "SINK_FORMAT_NOT_SUPPORTED", f"Spark has no format {absent[1]!r}"
+        hint = (
+            "correct the format of the sink; or add its jar to `spark.jars.packages`, or register "
+            "its Python data source"
+        )
     elif _REAL_TIME.search(text):
         condition, message = "REAL_TIME_NOT_SUPPORTED", f"real-time mode: {cause(text)}"
         hint = (

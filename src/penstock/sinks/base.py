@@ -227,7 +227,7 @@ def option(options: Mapping[str, str], name: str) -> str:
 
 
 def require_location(kind: str, options: Mapping[str, str], *names: str) -> None:
-    """Refuse options that name no location, or a checkpoint.
+    """Refuse options that name no location, or what Spark's writer does not read from options.
 
     Raises:
         ConnectorError: `SINK_OPTION_MISSING`, `SINK_OPTION_REFUSED`.
@@ -241,6 +241,29 @@ def require_location(kind: str, options: Mapping[str, str], *names: str) -> None
             "option `checkpointLocation` cannot be set: each flow has a checkpoint that Penstock "
             "manages",
             hint="remove it",
+        )
+    if option(options, "partitionBy"):
+        raise ConnectorError(
+            "SINK_OPTION_REFUSED",
+            "option `partitionBy` has no effect: a stream writer takes no partition columns from "
+            "its options",
+            hint="write to a table of the pipeline with partition_cols; or write the batches with "
+            "@dp.foreach_batch_sink and idempotent_delta_write(df, path, partition_by=[...]); a "
+            "Delta table that exists keeps its partitions",
+        )
+
+
+def check_names(schema: StructType) -> None:
+    """Refuse two columns of one name, which Spark writes to files that it cannot read.
+
+    Raises:
+        ConnectorError: `SINK_SCHEMA_INCOMPATIBLE`.
+    """
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise ConnectorError(
+            "SINK_SCHEMA_INCOMPATIBLE",
+            f"two columns of the query are named {twice[0]}",
+            hint="give one of them another name with alias(), or drop it",
         )
 
 

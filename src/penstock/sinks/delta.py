@@ -1,14 +1,16 @@
 """Delta tables that are not the pipeline's own as sinks: exactly once."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from penstock._model.flow import OutputMode
+from penstock._model.flow import Flow, OutputMode
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
 from penstock._tables.write.fenced import last_number
 from penstock._tables.write.table_spec import read_version
+from penstock.errors import FlowError
 from penstock.sinks.base import (
     OpenedSink,
     StreamSink,
@@ -20,6 +22,9 @@ from penstock.sinks.base import (
 from penstock.sinks.spark import SparkSink
 
 _TABLE = "tableName"
+_MISMATCH = re.compile(
+    r"(?s)DELTA_METADATA_MISMATCH.*?Table schema:(.*?)Data schema:(.*?)(?:\n\n|$)"
+)
 
 
 class DeltaSink(SparkSink):
@@ -46,6 +51,21 @@ class DeltaSink(SparkSink):
             options["path"] = write.table_path(table)
         self._check_batches(write, option(options, "path"))
         return StreamSink(write.format, options)
+
+    def explain(self, text: str, flow: Flow, batch_id: int | None) -> FlowError | None:
+        schemas = _MISMATCH.search(text)
+        if schemas is None:
+            return None
+        table, query = (", ".join(re.findall(r"-- (\S+: \w+)", each)) for each in schemas.groups())
+        return FlowError(
+            "SINK_SCHEMA_INCOMPATIBLE",
+            f"flow {flow.name!r}: the query does not fit into the Delta table of sink "
+            f"{flow.target!r}: the table has {table}; the query has {query}",
+            flow=flow.name,
+            batch_id=batch_id,
+            origin=flow.origin,
+            hint='select and cast in the query; {"mergeSchema": "true"} on the sink adds columns',
+        )
 
     def _check_batches(self, write: Write, path: str) -> None:
         metadata = StorageFiles(write.spark).read(f"{write.checkpoint}/metadata")

@@ -14,7 +14,16 @@ from penstock._model.similar import nearest
 from penstock._model.trigger import TriggerKind
 from penstock._tables.kill_points import kill_point
 from penstock.errors import ConnectorError, FlowError
-from penstock.sinks.base import BatchSink, OpenedSink, Sink, SinkCommit, StreamSink, Write, option
+from penstock.sinks.base import (
+    BatchSink,
+    OpenedSink,
+    Sink,
+    SinkCommit,
+    StreamSink,
+    Write,
+    check_names,
+    option,
+)
 from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_sink_options
 
 ROW_ID_HEADER = "penstock-id"
@@ -101,6 +110,7 @@ class KafkaSink(Sink):
             )
 
     def open(self, write: Write) -> OpenedSink:
+        check_names(write.schema)
         has_ids = option(write.options, _ROW_IDS).strip().lower() != "false"
         options = {k: v for k, v in write.options.items() if k.lower() != _ROW_IDS.lower()}
         if write.has_batches and has_ids:
