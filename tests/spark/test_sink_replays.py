@@ -68,6 +68,7 @@ def test_helpers_make_writes_of_a_function_idempotent_and_state_continues(projec
 def test_function_that_raises_or_misuses_the_helpers_is_an_error(project: Project):
     project.source(
         """
+import asyncio
 from penstock.batches import idempotent_delta_write
 
 @dp.foreach_batch_sink
@@ -79,6 +80,14 @@ def twice(df, batch_id):
 def raises(df, batch_id):
     df.selectExpr("no_such_column")
 
+@dp.foreach_batch_sink
+def cancelled(df, batch_id):
+    raise asyncio.CancelledError  # no subclass of Exception
+
+@dp.append_flow(target="cancelled")
+def third():
+    return rows()
+
 @dp.append_flow(target="twice")
 def one():
     return rows()
@@ -89,9 +98,11 @@ def other():
 """
     ).add("a.json", [{"id": 1}])
     result = project.run()
-    failures = {failure.condition: str(failure) for failure in result.failures}
-    assert set(failures) == {"BATCH_WRITE_REPEATED", "FLOW_FAILED"}
-    assert "pipeline.py:" in failures["BATCH_WRITE_REPEATED"]
-    assert "no_such_column" in failures["FLOW_FAILED"]
+    one, other, third = sorted(result.failures, key=lambda failure: failure.message)
+    assert one.condition == "BATCH_WRITE_REPEATED"
+    assert "pipeline.py:" in str(one)
+    assert (other.condition, third.condition) == ("FLOW_FAILED", "FLOW_FAILED")
+    assert "no_such_column" in str(other)
+    assert "CancelledError" in str(third)
     with pytest.raises(DefinitionError, match="OUTSIDE_MICRO_BATCH"):
         current_batch()

@@ -81,7 +81,7 @@ class FunctionSinkWriter(BatchSink):
             if error.origin is None:
                 error.origin = flow.origin
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # of another kind, Java would wait for an answer for ever
             # Its text only: a TypeError of the user's code is no bug of ours.
             text = traced_text(error)
             missing_topic = KafkaSink().explain(text, flow, batch_id)  # functions send, too
