@@ -60,7 +60,7 @@ class DeltaSink(SparkSink):
         return FlowError(
             "SINK_SCHEMA_INCOMPATIBLE",
             f"flow {flow.name!r}: the query does not fit into the Delta table of sink "
-            f"{flow.target!r}: the table has {table}; the query has {query}",
+            f"{flow.target!r}: the table has {table}; it would need {query}",
             flow=flow.name,
             batch_id=batch_id,
             origin=flow.origin,
