@@ -282,6 +282,13 @@ def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_writ
     with pytest.raises(FlowError, match=r"same id, such as id = 1: their order is not defined"):
         twice.write(df(1, "b", good, None), 1)
 
+    nested = spark.sql("SELECT array('a\\u0000') AS words")
+    strict = writer(spark, postgres_server, "nested")
+    strict.start(nested.schema)
+    with pytest.raises(FlowError, match="SINK_ROWS_REFUSED") as caught:
+        strict.write(nested, 0)
+    assert "nulCharacters" in str(caught.value.hint)
+
 
 def test_a_query_that_does_not_fit_the_table_is_refused_before_it_starts(
     project: Project, spark, postgres_server: DatabaseServer, tables: Tables

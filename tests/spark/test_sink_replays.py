@@ -98,11 +98,11 @@ def other():
 """
     ).add("a.json", [{"id": 1}])
     result = project.run()
-    one, other, third = sorted(result.failures, key=lambda failure: failure.message)
-    assert one.condition == "BATCH_WRITE_REPEATED"
-    assert "pipeline.py:" in str(one)
-    assert (other.condition, third.condition) == ("FLOW_FAILED", "FLOW_FAILED")
-    assert "no_such_column" in str(other)
-    assert "CancelledError" in str(third)
+    repeated, invalid, cancelled = sorted(result.failures, key=lambda failure: failure.message)
+    assert repeated.condition == "BATCH_WRITE_REPEATED"
+    assert "pipeline.py:" in str(repeated)
+    assert (invalid.condition, cancelled.condition) == ("FLOW_FAILED", "FLOW_FAILED")
+    assert "no_such_column" in str(invalid)
+    assert "CancelledError" in str(cancelled)
     with pytest.raises(DefinitionError, match="OUTSIDE_MICRO_BATCH"):
         current_batch()

@@ -190,8 +190,6 @@ class Dialect(ABC):
         """The CREATE TABLE statement of the target of a query."""
         keys = {key.lower() for key in options.keys}
         lines = []
-        if twice := [name for name in schema.names if schema.names.count(name) > 1]:
-            raise _incompatible(options, [f"two columns of the query are named {twice[0]}"])
         for field in schema.fields:
             is_key = field.name.lower() in keys
             wanted = (self.key_type if is_key else self.column_type)(field.dataType)

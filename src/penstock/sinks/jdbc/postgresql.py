@@ -68,7 +68,8 @@ class PostgreSqlDialect(Dialect):
     part_function = "spark_partition_id()"
     unstorable = (
         Unstorable(
-            message=re.compile("invalid byte sequence for encoding"),
+            # In nested values, which are JSON, the character is an escape sequence.
+            message=re.compile("invalid byte sequence for encoding|unsupported Unicode escape"),
             types=(T.StringType,),
             is_in=lambda value: value.contains("\0"),
             name="the character U+0000",

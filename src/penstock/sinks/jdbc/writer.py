@@ -30,7 +30,14 @@ from penstock._observe.masking import shown
 from penstock._spark.failures import full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
-from penstock.sinks.base import BatchSink, SinkCommit, Write, check_checkpoint, evaluate
+from penstock.sinks.base import (
+    BatchSink,
+    SinkCommit,
+    Write,
+    check_checkpoint,
+    check_names,
+    evaluate,
+)
 from penstock.sinks.jdbc.connection import connected, dialect_of
 from penstock.sinks.jdbc.dialect import PART, SinkColumn, Unstorable
 from penstock.sinks.jdbc.options import TableName, WriteRows, jdbc_sink_options, quote
@@ -76,6 +83,7 @@ class JdbcSinkWriter(BatchSink):
 
     def start(self, schema: T.StructType) -> None:
         """Create missing tables, check the target, and fence out earlier writers of this flow."""
+        check_names(schema)
         try:
             with connected(self._spark, self._options) as database:
                 with database.transaction():
@@ -356,13 +364,17 @@ class JdbcSinkWriter(BatchSink):
                 return self._duplicate_key(self._duplicate(database, staging), batch_id)
         if not error.is_about_rows:
             return error
+        hints = [v.hint for v in self._dialect.unstorable if v.message.search(error.text)]
+        hints.append(
+            "nothing of the batch was written; keep such rows apart with an expectation of "
+            "the table that the flow reads, or correct the table, and run again"
+        )
         return self._error(
             "SINK_ROWS_REFUSED",
             batch_id,
             f"flow {self._flow.name!r}: table {self._options.table} refuses a row of batch "
             f"{batch_id}: {error}",
-            hint="nothing of the batch was written; keep such rows apart with an expectation of "
-            "the table that the flow reads, or correct the table, and run again",
+            hint=hints[0],
         )
 
     def _duplicate(self, database: Database, staging: TableName) -> str:
