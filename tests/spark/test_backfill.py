@@ -287,6 +287,10 @@ def test_table_versions_are_added_by_key_or_replace_rows_of_a_condition(project:
     whole = [(1, 1), (3, 3), (5, 5), (None, 6)]
     rows = lambda: project.rows("daily", key=str)  # noqa: E731
     assert rows() == whole
+    # Rows cannot be identified by a column that the table does not have yet.
+    project.source(SOURCE.replace('"id", F.expr', '"id", "ts", F.expr'))
+    assert _refused(project, "daily", by=("id", "ts")) == "BACKFILL_NOT_POSSIBLE"
+    project.source(SOURCE.replace("amount * 1", "amount * 10"))
     part = {"begin": parse_start(f"version={newest}"), "where": "id >= 3"}
     assert _refused(project, "daily", **part) == "BACKFILL_NOT_POSSIBLE"  # a view reads it
     project.source(SOURCE.replace("amount * 1", "amount * 10").split("@dp.materialized_view")[0])

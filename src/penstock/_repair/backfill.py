@@ -177,8 +177,13 @@ def _plan(
         raise not_read_yet(name, "it has never run, or its checkpoint does not exist")
     if checkpoint.last_planned != checkpoint.last_finished:
         raise not_read_yet(name, f"its batch {checkpoint.last_planned} is not finished")
+    table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
+    if table is None:
+        raise not_read_yet(name, f"{dataset.display} does not exist")
     df, sources = pipeline.query(node)
-    way, by = choose_way(node, dataset, options, df.columns)
+    stored_names = {column.lower() for column in table.schema.names}
+    columns = [column for column in df.columns if column.lower() in stored_names]
+    way, by = choose_way(node, dataset, options, columns)
     range_ = Range(
         flow=name,
         begin=options.begin or EARLIEST,
@@ -187,9 +192,6 @@ def _plan(
         now_ms=round(time.time() * 1000),
     )
     position, reports = resolve_range(sources, range_, checkpoint)
-    table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
-    if table is None:
-        raise not_read_yet(name, f"{dataset.display} does not exist")
     quarantine = table_state(pipeline.spark, pipeline.tables.quarantine(dataset).path)
     plan = BackfillPlan(
         backfill_id=uuid.uuid4().hex,
@@ -232,7 +234,7 @@ def choose_way(
         missing = [key for key in by if key.lower() not in {name.lower() for name in columns}]
         if not missing:
             return "keys", by
-        reason = f"its query has no column {', '.join(missing)}"
+        reason = f"its query or {dataset.display} has no column {', '.join(missing)}"
     if reason:
         message = f"flow {node.flow.name!r} cannot be backfilled like this: {reason}"
         raise _not_possible(node, message, "columns: " + ", ".join(columns))
