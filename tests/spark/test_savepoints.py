@@ -362,7 +362,7 @@ def into_out():
     assert project.rows("newer", key=repr) == newer
 
 
-def test_flow_restarts_when_its_code_was_removed_before_the_restore(small: Project):
+def test_no_row_is_repeated_when_the_code_of_a_flow_was_removed(small: Project):
     bronze = """
 dp.create_streaming_table("bronze")
 
@@ -382,6 +382,15 @@ def less():
     assert _content(project) != later
     project.source(bronze + more).run()
     assert _content(project) == later
+    # It is no new flow for a savepoint of the time without its code.
+    project.source(bronze)
+    _create(project, "removed")
+    project.source(bronze + more).add("n.json", _rows(700, 10), folder="more").run()
+    added = _content(project)
+    _restore(project, "removed", keeps_undo=False)
+    assert _content(project) == later
+    project.run()
+    assert _content(project) == added
 
 
 def test_rows_of_a_stream_are_not_added_to_a_restored_view(small: Project):

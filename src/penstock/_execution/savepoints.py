@@ -38,6 +38,7 @@ class SavedFlow:
     batch_id: int | None  # None before the first one
     state: Mapping[str, Any]
     numbers: Mapping[str, int]  # last batch in the log of each table, by its path
+    is_declared: bool = True  # and at rest; otherwise its code was removed before
 
 
 @dataclass(frozen=True, kw_only=True)

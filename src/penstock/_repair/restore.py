@@ -386,7 +386,8 @@ class _Run:
         if copy_checkpoint(self._files, f"{folder}/checkpoint", checkpoint):
             for name in (DECISION_FILE, NOTE_FILE):  # of batches under the old epoch
                 self._files.delete_tree(f"{checkpoint}/{name}")
-            self._move_offsets(checkpoint, starts)
+            if flow.is_declared:  # others have rows to read, and stop if these were removed
+                self._move_offsets(checkpoint, starts)
             files = self._layout.source_files(flow.flow, epoch)
             self._files.copy_tree(f"{folder}/files", files)
             for source in self._files.names(files):

@@ -7,12 +7,13 @@ state and the tables belong together. Flows into sinks are checked by the restor
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock._execution.flow_state import FlowState
 from penstock._execution.savepoints import (
     SavedFlow,
     SavedTable,
@@ -77,6 +78,7 @@ def take_savepoint(pipeline: OpenPipeline, name: str) -> Savepoint:
     flows = [
         flow for node in nodes if (flow := _flow(pipeline, files, delta, node, tables)) is not None
     ]
+    flows += _removed_flows(pipeline, files, delta, tables)
     savepoints.delete(name)  # what an interrupted command left
     for flow in flows:
         folder, epoch = savepoints.flow_folder(name, flow.flow), flow.state["epoch"]
@@ -169,15 +171,40 @@ def _flow(
         if table is not None and unread_versions(pipeline, node, table, offset):
             hint = "a triggered update, `penstock run`, reads them"
             raise _not_possible(node, f"has not read all rows of {table.name}", hint)
-    app_id = pipeline.tables.app_id(name, state.epoch)
     paths = {ref.path for ref in pipeline.tables.by_role(target).values()}
-    numbers = {
-        table.path: number
-        for table in tables
-        if table.path in paths and (number := last_number(delta, table.path, app_id)) >= 0
-    }
+    own = [table for table in tables if table.path in paths]
+    return _saved(pipeline, delta, name, state, own, planned)
+
+
+def _removed_flows(
+    pipeline: OpenPipeline, files: StorageFiles, delta: DeltaJvm, tables: tuple[SavedTable, ...]
+) -> Iterator[SavedFlow]:
+    """Flows with rows in the tables whose code was removed: after a restore, it may be back."""
+    ids = {table.table_id for table in tables if not table.view.get("deployed")}
+    for name in pipeline.state.names("flows"):
+        state = pipeline.state.flow(name)
+        if name not in pipeline.graph.flows and state is not None and state.target_id in ids:
+            checkpoint = pipeline.tables.layout.checkpoint_path(name, state.epoch)
+            finished = batches(files, checkpoint, "commits")[-1:]
+            saved = _saved(pipeline, delta, name, state, tables, finished)
+            yield replace(saved, is_declared=False)
+
+
+def _saved(
+    pipeline: OpenPipeline,
+    delta: DeltaJvm,
+    name: str,
+    state: FlowState,
+    tables: Sequence[SavedTable],
+    finished: Sequence[int],
+) -> SavedFlow:
+    app_id = pipeline.tables.app_id(name, state.epoch)
+    numbers = {table.path: last_number(delta, table.path, app_id) for table in tables}
     return SavedFlow(
-        flow=name, batch_id=planned[0] if planned else None, state=asdict(state), numbers=numbers
+        flow=name,
+        batch_id=finished[0] if finished else None,
+        state=asdict(state),
+        numbers={path: number for path, number in numbers.items() if number >= 0},
     )
 
 
