@@ -334,3 +334,25 @@ def test_rules_about_file_metadata_are_refused_in_a_replay(project: Project) -> 
     project.source(STRICT.replace("amount < 10", "_metadata.file_name LIKE '%.parquet'", 1))
     with pytest.raises(DefinitionError, match=r"EXPECTATION_INVALID.*small"):
         _replay(project)
+
+
+def test_computed_columns_are_computed_for_replayed_rows(project: Project) -> None:
+    table = """
+@dp.table(
+    schema="id BIGINT, amount INT, ts TIMESTAMP, day DATE GENERATED ALWAYS AS (CAST(ts AS DATE)),"
+    "number BIGINT GENERATED ALWAYS AS IDENTITY",
+    partition_cols=["day"],
+)
+@dp.expect_or_drop("small", "amount < 10")
+def other():
+    return rows()
+"""
+    assert project.source(table).run().failures == ()
+    project.source(table.replace("amount < 10", "amount < 60"))
+    done = replay_quarantine(load_settings(project.root), "other")
+    assert (done.moved, done.kept) == (1, 3)
+    assert project.rows("other", "id", "CAST(day AS STRING)", "number > 0") == [
+        (1, "2026-01-01", True),
+        (2, "2026-01-01", True),
+    ]
+    assert project.table("other_quarantine").count() == 3

@@ -298,6 +298,20 @@ def test_new_columns_appear_in_both_tables_when_the_query_has_more(
     assert again.rows_written == GOOD
 
 
+def test_quarantine_keeps_the_values_of_new_columns_when_names_are_mapped(
+    spark: SparkSession, harness: Harness
+) -> None:
+    rules, properties = [rule("small", "id < 5")], {"delta.columnMapping.mode": "name"}
+    first = spark.createDataFrame([(9, 1)], "id INT, `a b` INT")
+    df = harness.prepare(first, rules, properties=properties)
+    harness.writer().write(df, 0)
+    more = first.withColumn("new", F.lit("x"))
+    wider = harness.prepare(more, rules, properties=properties, schema=first.schema)
+    harness.writer().write(wider, 1)
+    bad = harness.bad().select("new").collect()
+    assert sorted(row[0] or "" for row in bad) == ["", "x"]
+
+
 def test_narrow_types_are_widened_when_no_value_can_change(spark: SparkSession) -> None:
     df = spark.range(1).selectExpr("CAST(1 AS INT) a", "CAST(1 AS DECIMAL(5,2)) b", "1.5D c")
     target_schema = spark.range(0).selectExpr("1L a", "CAST(1 AS DECIMAL(10,3)) b", "'x' c").schema

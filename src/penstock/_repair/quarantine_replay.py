@@ -17,6 +17,7 @@ step 3 removes these files and adds their other rows again. A selection that mov
 commit, so the next one may use the same version as its fence.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME
-from penstock._tables.write.schema import conform
+from penstock._tables.write.schema import columns_as, conform, is_computed
 from penstock.errors import PlanError, SpecError
 from penstock.quality.rules import check_expectations
 from penstock.quality.split import (
@@ -118,6 +119,8 @@ class QuarantineReplay:
         self._rows, self._read = f"{staging}/rows", f"{staging}/read"
         self._quarantine_path = quarantine.path
         self._expectations = node.declared.expectations  # the present ones
+        queries = [json.loads(pipeline.graph.flows[f].analysis.schema_json) for f in node.flows]
+        self._queried = {field["name"] for query in queries for field in query["fields"]}
         self._exists = self._delta.version(quarantine.path) >= 0
         table_id = ""
         if self._exists:
@@ -209,7 +212,10 @@ class QuarantineReplay:
         self._refuse_late(rows)
         have = {name.lower() for name in rows.columns}
         schema = self._target.begin(None).metadata.schema
-        columns = [F.col(quoted(name)) for name in schema.names if name.lower() in have]
+        # Delta computes a column that no query has; in quarantine, it is NULL.
+        computed = {each.name for each in schema if is_computed(each)} - self._queried
+        names = [name for name in schema.names if name.lower() in have and name not in computed]
+        columns = [F.col(quoted(name)) for name in names]
         data = conform(rows.select(*columns), schema)
         # A row that breaks a fail rule stays in quarantine, and must not fail the replay of others.
         rules = [
@@ -275,6 +281,7 @@ class QuarantineReplay:
         removed = self._removals(pending, txn)
         bad = staged.where(F.col(DESTINATION) == TO_QUARANTINE).drop(DESTINATION)
         schema = self._quarantine.evolve(txn, bad.schema, allow_missing=True, replaces=False)
+        bad = bad.select(*columns_as(schema, bad.schema.fields))
         written, rows = [bad] if kept else [], kept
         if pending.files is not None:
             others = self._spark.read.parquet(self._read).where(~F.col(SELECTED)).drop(SELECTED)
