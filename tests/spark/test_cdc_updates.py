@@ -228,7 +228,7 @@ dp.create_auto_cdc_from_snapshot_flow(
     target="followed", source="people", keys=["id"], stored_as_scd_type=2,
     track_history_except_column_list=["city"])
 
-dp.create_streaming_table("newest")
+dp.create_streaming_table("newest", table_properties={"delta.columnMapping.mode": "name"})
 dp.apply_changes_from_snapshot("newest", "people", ["id"])
 """
     )
@@ -255,6 +255,9 @@ dp.apply_changes_from_snapshot("newest", "people", ["id"])
     project.run()
     assert rows(project, "newest") == [(3, "d", None)]
     assert len(rows(project, "followed", "id")) == 4
+    project.spark.sql(f"ALTER TABLE delta.`{project.path('newest')}` DROP COLUMN id")
+    result = project.run()
+    assert [failure.condition for failure in result.failures] == ["SCHEMA_INCOMPATIBLE"]
 
 
 SELECTED = """

@@ -100,11 +100,13 @@ def test_change_is_refused_with_a_hint_when_rows_would_be_lost(
     other_type = TableSpec(schema=parse_schema(spark, "id STRING, p INT"))
     declared = replace(other_type, declared=True)
     required = TableSpec(schema=parse_schema(spark, "id BIGINT NOT NULL, p INT"), declared=True)
+    keyed = TableSpec(schema=parse_schema(spark, "id BIGINT, p INT, k INT"), keys=("ID", "K"))
     for spec, condition, message in (
         (partitioned, "PARTITIONING_CHANGED", "declared with p"),
         (other_type, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and STRING in the query"),
         (declared, "SCHEMA_INCOMPATIBLE", "BIGINT in the table and is declared STRING"),
         (required, "SCHEMA_INCOMPATIBLE", "is declared NOT NULL, but is nullable"),
+        (keyed, "SCHEMA_INCOMPATIBLE", "has rows, but no column 'K', which is a key of its flow"),
     ):
         with pytest.raises(PlanError) as caught:
             prepare_table(spark, ref, spec)

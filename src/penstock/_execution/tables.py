@@ -108,6 +108,7 @@ class PipelineTables:
             cast=declared.schema is None and not has_events,
             origin=declared.origin,
             owner=self.settings.name if self.settings.shared_storage else None,
+            keys=tuple(key for flow in flows for key in _keys(flow)),
         )
 
     def register(self, node: DatasetNode) -> None:
@@ -278,6 +279,12 @@ class PipelineTables:
                 seen.add(key)
                 pending.extend(self.graph.datasets[key].flows)
         return False
+
+
+def _keys(node: FlowNode) -> tuple[str, ...]:
+    """Columns by which a flow finds the rows that it replaces."""
+    changes = node.flow.cdc or node.flow.snapshot
+    return node.analysis.merge_keys if changes is None else changes.keys
 
 
 def _rules(node: DatasetNode) -> str:

@@ -117,7 +117,7 @@ def _widening(spec: TableSpec, state: TableState) -> tuple[StructType, tuple[Typ
 
 def _fits(spec: TableSpec, state: TableState) -> bool:
     """Whether the existing table can be altered without losing its rows."""
-    if _is_repartitioned(spec, state):
+    if _is_repartitioned(spec, state) or _absent_keys(spec, state):
         return False
     difference = compare(state.schema, spec.schema)
     return (spec.replace_schema or not difference.conflicts) and not _tightened(spec, state)
@@ -141,6 +141,12 @@ def _tightened(spec: TableSpec, state: TableState) -> tuple[str, ...]:
     return tuple(c.name for c in spec.schema if not c.nullable and c.name.lower() in nullable)
 
 
+def _absent_keys(spec: TableSpec, state: TableState) -> list[str]:
+    """Keys that all rows of the table would have as NULL: no event would find its row."""
+    have = {name.lower() for name in state.schema.names}
+    return [key for key in spec.keys if key.lower() not in have]
+
+
 def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
     way_out = f"revert the change, or rebuild the table: --full-refresh {table.name}"
     if _is_repartitioned(spec, state):
@@ -149,6 +155,13 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
         raise PlanError(
             "PARTITIONING_CHANGED",
             f"{table.name} is partitioned by {have}, but declared with {want}",
+            origin=spec.origin,
+            hint=way_out,
+        )
+    if absent := _absent_keys(spec, state):
+        raise PlanError(
+            "SCHEMA_INCOMPATIBLE",
+            f"{table.name} has rows, but no column {absent[0]!r}, which is a key of its flow",
             origin=spec.origin,
             hint=way_out,
         )

@@ -55,6 +55,7 @@ class TableSpec:
     cast: bool = False  # rows are cast if no value changes, so narrower columns fit
     origin: SourceLocation | None = None
     owner: str | None = None  # the pipeline, in a storage that several of them share
+    keys: tuple[str, ...] = ()  # columns by which flows find the rows that they replace
 
 
 @dataclass(frozen=True, kw_only=True)
