@@ -260,6 +260,28 @@ def repeated():
     assert project.rows("repeated_quarantine", *values) == [("3", "4", "5")]
 
 
+def test_late_rows_are_counted_before_the_last_of_several_stateful_operations(project):
+    project.source(
+        """
+@dp.table
+def counted():
+    rows = spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).json("data")
+    unique = rows.withWatermark("ts", "10 seconds").dropDuplicatesWithinWatermark(["id"])
+    return unique.groupBy(F.window("ts", "5 seconds")).count()
+"""
+    )
+    batches = [
+        [{"id": n, "amount": n, "ts": at(seconds)}] for n, seconds in ((1, 99), (2, 99), (3, 0))
+    ]
+    add_in_order(project, "data", batches)
+    assert project.run().state is UpdateState.COMPLETED
+    quality = [
+        event["details"]["flow_progress"].get("data_quality", {})
+        for event in project.log("flow_progress")
+    ]
+    assert [each["late_records"] for each in quality if "late_records" in each] == [1]
+
+
 def test_next_batch_reads_the_new_version_of_a_static_table(project):
     prices = project.root / "prices"
 

@@ -259,20 +259,17 @@ def is_watermarked(expression: Any) -> bool:
 
 
 def _applied(plan: Any) -> tuple[int | None, int]:
-    """The watermark of the stateful operators, and the number of rows that they dropped."""
+    """The watermark of the stateful operators, and the number of rows that all of them dropped."""
     watermark: int | None = None
     dropped = 0
     pending = [plan]
     while pending:
         node = pending.pop()
-        kind = kind_of(node)
-        if kind == "ShuffleExchangeExec":
-            continue  # an operator with state is above its exchange
-        if kind in _PHYSICAL:
+        if kind_of(node) in _PHYSICAL:
             applied = node.eventTimeWatermarkForLateEvents()
             if applied.isDefined():
                 watermark = int(applied.get())
-            if node.metrics().contains(_DROPPED):
-                dropped += max(0, int(node.metrics().apply(_DROPPED).value()))
+        if node.metrics().contains(_DROPPED):
+            dropped += max(0, int(node.metrics().apply(_DROPPED).value()))
         pending.extend(iterate(node.children()))
     return watermark, dropped
