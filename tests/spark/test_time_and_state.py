@@ -327,9 +327,13 @@ def plain():
 @dp.table(output_mode="update")
 def sums():
     return rows().groupBy("id").agg(F.sum("amount").alias("s"))
+
+@dp.table
+def pairs():
+    return rows().select("id", "ts").join(rows().select("id", "amount"), "id")
 """
     )
-    project.add("a.json", [{"id": n, "amount": n, "ts": at(n)} for n in range(5)])
+    project.add("a.json", [{"id": n, "amount": n or None, "ts": at(n)} for n in range(5)])
     settings = load_settings(project.root)
     with pytest.raises(PlanError, match="FLOW_NEVER_RAN"):
         read_flow_state(settings, "sums", operator=None, limit=3)
@@ -337,6 +341,9 @@ def sums():
     (section,) = read_flow_state(settings, "sums", operator=None, limit=3)
     assert (section.operator_name, section.total, len(section.rows)) == ("stateStoreSave", 5, 3)
     assert {row["key"]["id"] for row in section.rows} <= set(range(5))
+    left, right = read_flow_state(settings, "pairs", operator=None, limit=9)
+    assert {tuple(row["value"]) for row in left.rows} == {("id", "ts")}
+    assert sorted(row["value"]["amount"] or 0 for row in right.rows) == [0, 1, 2, 3, 4]
     with pytest.raises(PlanError, match="keeps no state"):
         read_flow_state(settings, "plain", operator=None, limit=3)
     with pytest.raises(PlanError, match="no operator 7"):

@@ -95,7 +95,10 @@ def _sections(
             # Options of one part must not reach the next.
             reader = spark.read.format("statestore").option("operatorId", number)
             df = reader.options(**options).load(checkpoint)
-            values = F.to_json(F.struct(*df.drop("partition_id").columns))
+            if name == _JOIN:  # rows of its values have one field more than their schema
+                df = df.withColumn("value", F.struct("value.*"))
+            row = F.struct(*df.drop("partition_id").columns)
+            values = F.to_json(row, {"ignoreNullFields": "false"})
             shown = df.select(values).limit(limit).collect()
             yield StateSection(
                 operator=number,
