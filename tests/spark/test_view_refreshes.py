@@ -230,6 +230,17 @@ def test_rows_are_added_once_when_a_refresh_is_interrupted(pipeline):
         pipeline.check()
 
 
+def test_rows_that_an_interrupted_query_quarantined_do_not_stay(pipeline):
+    path = pipeline.root / "views.sql"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("v IS NOT NULL", "v > 3"), encoding="utf-8")
+    with crashing("after_quarantine_commit", "clean"):
+        pipeline.refresh(UpdateState.FAILED)
+    path.write_text(text, encoding="utf-8")
+    assert pipeline.refresh()["clean"] == "COMPLETE_RECOMPUTE"
+    pipeline.check()
+
+
 def test_changes_of_a_view_by_another_writer_are_seen(spark, pipeline):
     known = pipeline.project.path("known")
 

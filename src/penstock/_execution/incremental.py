@@ -98,7 +98,7 @@ class IncrementalViews:
             raise NotIncrementalError("its refresh policy is full")
         if not self._delta.has_own_classes:
             raise NotIncrementalError("the session has no Java classes of Penstock")
-        self._check_rules(dataset, before)
+        self._check_rules(dataset)
         df = self._queries.writers.conformed(dataset, df)
         changes = self._delta.query_changes(df, before.sources)
         technique = str(changes.technique())
@@ -133,14 +133,12 @@ class IncrementalViews:
 
         return IncrementalRefresh(technique, reason, commit)
 
-    def _check_rules(self, dataset: DatasetNode, before: ViewState) -> None:
+    def _check_rules(self, dataset: DatasetNode) -> None:
         for rule in dataset.declared.expectations:
             if rule.rows is not None or rule.unique:
                 raise NotIncrementalError(f"expectation {rule.name} applies to all rows")
             if plans.is_changing(str(rule.condition)):
                 raise NotIncrementalError(f"expectation {rule.name} is not deterministic")
-        if before.quarantine_version != self.quarantine_version(dataset):
-            raise NotIncrementalError("its quarantine was changed by another writer")
 
     def quarantine_version(self, dataset: DatasetNode) -> int:
         """Newest version of the quarantine of a view; -1 if it has none."""

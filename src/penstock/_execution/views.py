@@ -234,8 +234,10 @@ class ViewRefresh:
             or not keeps_rows(self._delta, path, before.table_version, version)
         ):
             return "the table was changed since the last refresh"
-        if before.quarantine_version < 0 <= self._incremental.quarantine_version(dataset):
-            return "its quarantine is new"
+        quarantine = self._queries.tables.quarantine(dataset).path
+        kept = self._incremental.quarantine_version(dataset)
+        if not keeps_rows(self._delta, quarantine, before.quarantine_version, kept):
+            return "its quarantine is new, or was changed since the last refresh"
         reason = sources.unversioned
         if reason is None and _are_replaced(before, sources.table_ids):
             reason = "a source was dropped and created again"
