@@ -25,6 +25,7 @@ from penstock._tables.write.keyed import MOST_KEYS
 from penstock._tables.write.view_writer import ViewChangedError, ViewWriter
 from penstock.errors import DefinitionError, PenstockError, PlanError
 from penstock.quality.rules import check_expectations
+from penstock.quality.split import parse_failure
 
 APPEND_ONLY = "APPEND_ONLY"
 GROUP_AGGREGATE = "GROUP_AGGREGATE"
@@ -212,6 +213,8 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
         is_strict = dataset.declared.refresh_policy == "incremental_strict"
         # A complete refresh, to which the error of the policy refers, would refuse the value, too.
         is_final = is_final or (is_strict and is_refused_by_ansi(text))
+        # Its rows have the one that broke the rule.
+        is_final = is_final or parse_failure(text) is not None
         if is_final or "cancelled" in text.lower():
             raise
         known = _UNSUPPORTED.search(text)

@@ -7,6 +7,7 @@ import pytest
 from penstock._execution.flow_state import ViewState
 from penstock._execution.incremental import NotIncrementalError, _check_cost, reasons
 from penstock.errors import FlowError, PlanError
+from penstock.quality.split import FAILURE_MARK
 
 
 def _view(policy: str) -> Any:
@@ -39,9 +40,14 @@ def test_any_failure_is_the_reason_of_a_complete_refresh(error, reason):
 
 
 @pytest.mark.parametrize(
-    "error", [FlowError("X", "y", flow="gold"), RuntimeError("Job 3 cancelled as part of ...")]
+    "error",
+    [
+        FlowError("X", "y", flow="gold"),
+        RuntimeError("Job 3 cancelled as part of ..."),
+        RuntimeError(f'[USER_RAISED_EXCEPTION] {FAILURE_MARK}{{"rules":["known"],"row":"{{}}"}}'),
+    ],
 )
-def test_pipeline_error_or_stop_does_not_cause_a_complete_refresh(error):
+def test_pipeline_error_rule_or_stop_does_not_cause_a_complete_refresh(error):
     with pytest.raises(type(error)) as raised, reasons(VIEW):
         raise error
     assert raised.value is error
