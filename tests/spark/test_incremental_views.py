@@ -14,7 +14,7 @@ from stored_rows import merge_files, restore
 from view_cases import SHAPES, D, Tables
 from view_results import View
 
-from penstock._spark.plans import batch_sources
+from penstock._spark.plans import batch_sources, query_text
 from penstock._tables.delta_log import DeltaJvm
 
 CASES = 28
@@ -149,6 +149,9 @@ def test_refreshed_views_equal_their_queries_for_every_layout_of_files(
     assert view.rows == view.computed()
 
 
+RECURSIVE = (
+    "WITH RECURSIVE r(c, n) AS (SELECT c, 1 FROM {t} UNION ALL SELECT c, n + 1 FROM r WHERE n < 3)"
+)
 REFUSED = {
     "SELECT avg(v) AS a FROM {t}": "an aggregate or window over all rows",
     "SELECT c, sum(v) OVER () AS s FROM {t}": "an aggregate or window over all rows",
@@ -157,6 +160,7 @@ REFUSED = {
     "SELECT c FROM {t} ORDER BY v LIMIT 3": "Limit",
     "SELECT c, sum(v) AS s FROM {t} GROUP BY ROLLUP (c)": "Expand",
     "SELECT c, (SELECT max(w) FROM {d}) AS m FROM {t}": "a scalar subquery",
+    f"{RECURSIVE} SELECT c, n FROM r": "UnionLoop",
     "SELECT c FROM {t} WHERE v > 3 OR k IN (SELECT k FROM {d})": "EXISTS or IN within OR",
     "SELECT n FROM {t} GROUP BY n": "no column of the result",
     "SELECT s.c, d.name FROM (SELECT c, k, row_number() OVER (PARTITION BY c ORDER BY v) AS r"
@@ -181,6 +185,15 @@ def test_queries_are_refused_with_a_reason(spark, tmp_path):
     for query, reason in REFUSED.items():
         with pytest.raises(Py4JJavaError, match=re.escape(reason)):
             DeltaJvm(spark).query_changes(spark.sql(query.format(**paths)), versions).changedKeys(1)
+
+
+def test_the_sources_of_recursive_queries_have_versions(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (c INT) USING delta")
+    first, second = (spark.sql(f"{RECURSIVE.format(t=table)} SELECT * FROM r") for _ in "12")
+    assert batch_sources(first).unversioned is None
+    assert list(batch_sources(first).versions.values()) == ["0"]
+    assert query_text(first) == query_text(second)
 
 
 @pytest.mark.usefixtures("small_queries")

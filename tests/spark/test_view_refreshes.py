@@ -267,7 +267,7 @@ def test_refresh_policy_decides_between_techniques_and_errors(pipeline, monkeypa
     monkeypatch.setattr("penstock._execution.incremental._SHORT_GROUPS", 1000.0)
     strict = "REFRESH POLICY INCREMENTAL STRICT"
     dated = f"""; CREATE OR REFRESH MATERIALIZED VIEW dated {strict} AS
-        SELECT current_date() AS day, k FROM totals"""
+        SELECT current_date() AS day, rand() AS r, k FROM totals"""
     pipeline.declare("", dated)
     pipeline.add("src", [(1, 5, 5)])
     techniques = pipeline.refresh()

@@ -18,6 +18,10 @@ _VIEW = re.compile(rf"`?\b(?:{VIEW_PREFIX}\d+|_pyspark_[0-9a-f]{{32}})\b`?\.")
 # PySpark numbers the variables of all lambdas of a process: `lambda x_7`.
 _LAMBDA = re.compile(r"\b(lambda) (\w+_\d+)\b")
 _CTE = re.compile(r"\b(CTERelation(?:Def|Ref)) (\d+)\b")
+# Of a recursive one. Only nodes of the plan: literals may have the same text.
+_LOOP = re.compile(r"^([\s:+'-]*UnionLoop(?:Ref)?) (\d+)\b", re.M)
+# Of each analysis, unless the query has its own: `rand(864940256487)`, `uuid(Some(-483183193914))`.
+_SEED = re.compile(r"\b((?:rand|randn|randstr|shuffle|uuid)\(.*?)-?\d{12,}")
 # A UUID of each call of `withWatermark`.
 _WATERMARK = re.compile(r"(\bEventTimeWatermark )[0-9a-f]{8}-[0-9a-f-]{27}, ")
 _OBJECT = re.compile(r"\b([A-Za-z_$][\w$]*)@[0-9a-f]{1,8}\b")
@@ -40,10 +44,11 @@ def stable_operators(lines: Iterable[str]) -> tuple[str, ...]:
 def stable_plan(text: str) -> str:
     """The text of a canonical plan without generated names.
 
-    Spark canonicalises ids of expressions, but not of common table expressions, nor the objects of
-    data sources.
+    Spark canonicalises ids of expressions, but not of common table expressions, nor seeds, nor the
+    objects of data sources.
     """
-    return _OBJECT.sub(r"\1", _WATERMARK.sub(r"\1", _renumbered(_CTE, text)))
+    text = _SEED.sub(r"\1", _renumbered(_LOOP, _renumbered(_CTE, text)))
+    return _OBJECT.sub(r"\1", _WATERMARK.sub(r"\1", text))
 
 
 def _renumbered(pattern: re.Pattern[str], text: str) -> str:

@@ -32,6 +32,14 @@ _STATEFUL = {
     "TransformWithStateInPySpark",
     "GlobalLimit",
 }
+_WITHOUT_FILES = {
+    "LocalRelation",
+    "OneRowRelation",
+    "Range",
+    "LogicalRDD",
+    "CTERelationRef",
+    "UnionLoopRef",
+}
 _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 # Substituted parameters are in the plan.
 _LEGACY_CONF = re.compile(r"^(spark\.sql\.legacy\.(?!parameterSubstitution\b)\S+) -> ", re.M)
@@ -279,7 +287,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
         unversioned = "its result is not deterministic"
     for leaf in leaves(analyzed(df)):
         kind = kind_of(leaf)
-        if kind in ("LocalRelation", "OneRowRelation", "Range", "LogicalRDD", "CTERelationRef"):
+        if kind in _WITHOUT_FILES:
             if kind == "LogicalRDD":
                 unversioned = unversioned or "it reads an RDD"
             continue
