@@ -260,6 +260,7 @@ def test_stateful_operators_are_equal_in_any_order_of_statements(project):
         *("agg", "agg3", "agg5", "by_function", "common", "counted", "cubes", "distinct_within"),
         *("formatted", "from_windows", "ids", "lambda_join", "lambdas", "pairs", "windows"),
     }
+    assert "in windows of 60 s" in described[0]["windows"][0]
 
 
 def test_invalid_types_and_properties_are_refused_before_the_first_update(project):

@@ -22,6 +22,8 @@ _CTE = re.compile(r"\b(CTERelation(?:Def|Ref)) (\d+)\b")
 _LOOP = re.compile(r"^([\s:+'-]*UnionLoop(?:Ref)?) (\d+)\b", re.M)
 # Of each analysis, unless the query has its own: `rand(864940256487)`, `uuid(Some(-483183193914))`.
 _SEED = re.compile(r"\b((?:rand|randn|randstr|shuffle|uuid)\(.*?)-?\d{12,}")
+WINDOWS = " in windows of "
+"""In a line of `plans.stateful_operators`, since 2026-11-30: before the durations."""
 # A UUID of each call of `withWatermark`.
 _WATERMARK = re.compile(r"(\bEventTimeWatermark )[0-9a-f]{8}-[0-9a-f-]{27}, ")
 _OBJECT = re.compile(r"\b([A-Za-z_$][\w$]*)@[0-9a-f]{1,8}\b")

@@ -11,7 +11,12 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
 from penstock._model.flow import Flow
-from penstock._spark.generated_names import stable_operators, stable_plan, without_generated_names
+from penstock._spark.generated_names import (
+    WINDOWS,
+    stable_operators,
+    stable_plan,
+    without_generated_names,
+)
 from penstock._tables.jvm import iterate
 from penstock.errors import DefinitionError
 
@@ -40,6 +45,9 @@ _WITHOUT_FILES = {
     "CTERelationRef",
     "UnionLoopRef",
 }
+# Metadata of the columns that `window` and `session_window` become.
+_WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
+_CONSTANT = re.compile(r"'[^']*'|\b\d+")
 _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 # Substituted parameters are in the plan.
 _LEGACY_CONF = re.compile(r"^(spark\.sql\.legacy\.(?!parameterSubstitution\b)\S+) -> ", re.M)
@@ -183,7 +191,7 @@ def _operators(node: Any) -> Iterator[str]:
     if kind == "Aggregate":
         keys = ", ".join(str(e.sql()) for e in iterate(node.groupingExpressions()))
         values = ", ".join(str(e.sql()) for e in iterate(node.aggregateExpressions()))
-        yield f"aggregate by [{keys}] of [{values}]"
+        yield f"aggregate by [{keys}] of [{values}]{_windows(children[0])}"
     elif kind == "Join":
         if all(child.isStreaming() for child in children):
             condition = node.condition().toString()
@@ -197,6 +205,30 @@ def _operators(node: Any) -> Iterator[str]:
         yield f"source {kind}"
     for child in children:
         yield from _operators(child)
+
+
+def _windows(node: Any) -> str:
+    """The durations of the windows that an aggregate over this node groups by.
+
+    Spark computes windows below the aggregate. Only the numbers of the expression are compared:
+    its columns may have other names, and its form depends on the version of Spark.
+    """
+    durations: set[str] = set()
+    while (kind := kind_of(node)) in _TRANSPARENT or kind == "Expand":
+        is_expand = kind == "Expand"
+        columns = node.projectList() if kind == "Project" else node.output()
+        for index, column in enumerate(iterate(columns)):
+            if any(column.metadata().contains(mark) for mark in _WINDOW_MARKS):
+                window = node.projections().apply(0).apply(index) if is_expand else column
+                constants = (text.strip("'") for text in _CONSTANT.findall(str(window.sql())))
+                durations |= {_duration(text) for text in constants if re.search("[1-9]", text)}
+        node = node.children().apply(0)
+    return f"{WINDOWS}{', '.join(sorted(durations))}" if durations else ""
+
+
+def _duration(text: str) -> str:
+    """An interval as it is; microseconds as seconds."""
+    return f"{int(text) / 1_000_000:.15g} s" if text.isdigit() else text
 
 
 def query_text(df: DataFrame) -> str:

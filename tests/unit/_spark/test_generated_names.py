@@ -51,7 +51,12 @@ SAME = [
         "stream-stream join INNER on Some((id = id))",
     ),
 ]
+WITHOUT_WINDOWS = ("aggregate by [window] of []", "aggregate by [window] of [] in windows of 5 s")
 DIFFERENT = [
+    (
+        "aggregate by [window] of [] in windows of 5 s",
+        "aggregate by [window] of [] in windows of 10 s",
+    ),
     ("aggregate by [__penstock_5.id] of []", "aggregate by [__penstock_5.v] of []"),
     ("aggregate by [] of [sum(__penstock_5.v)]", "aggregate by [] of [max(__penstock_5.v)]"),
     ("aggregate by [a.id] of []", "aggregate by [b.id] of []"),
@@ -89,7 +94,7 @@ def test_query_text_without_generated_names_is_unchanged(text):
     assert without_generated_names(text) == text
 
 
-@pytest.mark.parametrize(("stored", "now"), SAME)
+@pytest.mark.parametrize(("stored", "now"), [*SAME, WITHOUT_WINDOWS])
 def test_checkpoint_of_an_earlier_version_continues_with_the_same_query(stored, now):
     state = state_of({"epoch": "e", "stateful_operators": [stored, "source StreamingRelation"]})
     operators = stable_operators([now, "source StreamingRelation"])
