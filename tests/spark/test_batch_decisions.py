@@ -349,10 +349,11 @@ def test_decision_is_dropped_when_its_file_is_truncated(
     assert (harness.rows().count(), harness.bad().count()) == (90, 10)
 
 
+@pytest.mark.parametrize("mapping", ["none", "name"])
 def test_new_columns_are_kept_when_their_batch_was_interrupted(
-    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, mapping: str
 ) -> None:
-    harness.prepare(spark.range(1), RULES)
+    harness.prepare(spark.range(1), RULES, properties={"delta.columnMapping.mode": mapping})
     wide = split_rows(spark.range(100).selectExpr("id", "id * 2 AS twice"), RULES)
     assert wide is not None
     harness.split = wide
