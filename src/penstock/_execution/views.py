@@ -249,9 +249,9 @@ class ViewRefresh:
         return None
 
     def _own_id(self, dataset: DatasetNode) -> dict[str, str]:
-        """The id of the table of a view, by its path."""
+        """The id of the table of a view, by its path, as of the last look at its version."""
         path = self._queries.tables.table(dataset).path
-        return {path: str(self._delta.snapshot(path).metadata().id())}
+        return {path: str(self._delta.log(path).unsafeVolatileSnapshot().metadata().id())}
 
     def _have_same_rows(self, before: ViewState, sources: plans.BatchSources) -> bool:
         """Whether the sources have the rows of the last refresh, in the same files or others."""

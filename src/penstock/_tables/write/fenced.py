@@ -19,6 +19,7 @@ from penstock._tables.read.damage import check_commit
 from penstock._tables.read.live_files import LiveFiles
 from penstock._tables.read.log_scan import last_batch
 from penstock._tables.write.schema import (
+    COLUMN_MAPPING,
     SchemaDifference,
     check_columns,
     compare,
@@ -161,6 +162,15 @@ class FencedTable:
         operation = self.delta.alter_operation(txn.metadata.jvm, txn.jvm.metadata())
         txn.jvm.commit(self.delta.seq([]), operation)
         return self.begin(batch_id)
+
+    def name_columns(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
+        """As `commit_evolution`, for a table with column mapping; other tables stay as they are.
+
+        Each transaction gives new columns other names in files. In files that another transaction
+        commits, they would be NULL.
+        """
+        is_mapped = COLUMN_MAPPING in txn.metadata.configuration
+        return self.commit_evolution(txn, batch_id) if is_mapped else txn
 
     def set_property(
         self, txn: TableTransaction, key: str, value: str, batch_id: int | None

@@ -19,7 +19,7 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import iterate
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.kept import keep_and_count, kept_rows, release
-from penstock._tables.write.schema import COLUMN_MAPPING, columns_as, plain_schema
+from penstock._tables.write.schema import columns_as, plain_schema
 from penstock._tables.write.staging import (
     BAD_FOLDER,
     RowCounts,
@@ -180,9 +180,8 @@ class RowFiles:
     ) -> list[dict[str, Any]]:
         txn = table.begin(None)
         schema = table.evolve(txn, rows.schema, allow_missing=True, replaces=replaces)
-        if not replaces and COLUMN_MAPPING in txn.metadata.configuration:
-            # Each transaction gives new columns other names in files; another one commits these.
-            txn = table.commit_evolution(txn, None)
+        if not replaces:
+            txn = table.name_columns(txn, None)
         # It may have the partitions of a target whose partition column Delta generates.
         rows = rows.select(*columns_as(schema, rows.schema.fields))
         return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))

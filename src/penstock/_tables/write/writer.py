@@ -26,7 +26,6 @@ from penstock._tables.write.kept import release
 from penstock._tables.write.key_joins import SMALL_ROWS
 from penstock._tables.write.row_files import FindLateRows, RowFiles, Written
 from penstock._tables.write.schema import (
-    COLUMN_MAPPING,
     compare,
     conform,
     conformed,
@@ -185,11 +184,8 @@ class FlowWriter:
         df = self._fitting(df if self._apply_rules is None else self._apply_rules(df), txn)
         query = self._data_schema(df)
         schema = self._evolve(txn, query)
-        mapped = COLUMN_MAPPING in txn.metadata.configuration
-        if mapped and self._quarantine is not None and not self._replaces:
-            # Each transaction gives new columns other names in files, and a repeated batch commits
-            # the recorded files in another one.
-            txn = self._target.commit_evolution(txn, batch_id)
+        if self._quarantine is not None and not self._replaces:  # files may be recorded
+            txn = self._target.name_columns(txn, batch_id)
         written, late_rows, late_kept = self._write_files(self._small(df), txn, schema), 0, 0
         if self._late is not None:
             written, late_rows, late_kept = self._files.add_late(df, self._late, written, schema)
