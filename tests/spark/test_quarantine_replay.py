@@ -356,3 +356,23 @@ def other():
         (2, "2026-01-01", True),
     ]
     assert project.table("other_quarantine").count() == 3
+
+
+def test_a_replay_is_refused_when_values_have_no_column_in_the_table(project: Project) -> None:
+    table, quarantine = (
+        f"delta.`{project.path(name)}`" for name in ("silver", "silver_quarantine")
+    )
+    mapped = f"ALTER TABLE {table} SET TBLPROPERTIES (delta.columnMapping.mode = 'name')"
+    renamed = f"ALTER TABLE {table} RENAME COLUMN amount TO price"
+    project.source(RELAXED)
+    assert _replay(project, STAGED) is None
+    for statement in (mapped, renamed):
+        project.spark.sql(statement)
+    for _ in range(2):  # an interrupted replay, and another one
+        with pytest.raises(PlanError, match=r"NOT_POSSIBLE.*'amount'(.|\n)*SET `amount` = NULL"):
+            _replay(project)
+    project.spark.sql(f"ALTER TABLE {quarantine} ADD COLUMN price INT")
+    project.spark.sql(f"UPDATE {quarantine} SET price = amount, amount = NULL")
+    project.source(NO_RULES)
+    _replay(project)
+    assert project.rows("silver", "price") == [(1,), (50,), (60,), (70,), (500,)]

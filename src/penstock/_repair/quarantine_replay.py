@@ -24,8 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from penstock._execution.replay_check import check_replay
 from penstock._graph.dataflow import DatasetNode, deferred_error
@@ -46,7 +47,14 @@ from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
 from penstock._tables.write.row_files import LATE, NO_EVENT_TIME
-from penstock._tables.write.schema import columns_as, conform, is_computed
+from penstock._tables.write.schema import (
+    cast_by_name,
+    columns_as,
+    compare,
+    conform,
+    is_computed,
+    map_leaves,
+)
 from penstock.errors import PlanError, SpecError
 from penstock.quality.rules import check_expectations
 from penstock.quality.split import (
@@ -120,7 +128,7 @@ class QuarantineReplay:
         self._quarantine_path = quarantine.path
         self._expectations = node.declared.expectations  # the present ones
         queries = [json.loads(pipeline.graph.flows[f].analysis.schema_json) for f in node.flows]
-        self._queried = {field["name"] for query in queries for field in query["fields"]}
+        self._queried = {field["name"].lower() for query in queries for field in query["fields"]}
         self._exists = self._delta.version(quarantine.path) >= 0
         table_id = ""
         if self._exists:
@@ -198,25 +206,17 @@ class QuarantineReplay:
         self._split(rows).write.parquet(self._rows)
         self._journal.save(staged)
         kill_point(STAGED, self._name, None)
-        try:
-            return self._finish(staged)
-        except Exception:
-            # Without a commit there is nothing to complete, and the replay can be started again.
-            if not self._target.begin(staged.version).is_committed:
-                self._journal.delete()
-            raise
+        return self._finish(staged)
 
     def _split(self, rows: DataFrame) -> DataFrame:
         """Selected rows in the columns of the table, with their destination and broken rules."""
         rows = rows.where(SELECTED).drop(SELECTED)
         self._refuse_late(rows)
-        have = {name.lower() for name in rows.columns}
         schema = self._target.begin(None).metadata.schema
         # Delta computes a column that no query has; in quarantine, it is NULL.
-        computed = {each.name for each in schema if is_computed(each)} - self._queried
-        names = [name for name in schema.names if name.lower() in have and name not in computed]
-        columns = [F.col(quoted(name)) for name in names]
-        data = conform(rows.select(*columns), schema)
+        computed = {each.name.lower() for each in schema if is_computed(each)} - self._queried
+        absent = [name for name in rows.columns if name.lower() in computed]
+        data = conform(self._fitting(rows.drop(*absent), schema), schema)
         # A row that breaks a fail rule stays in quarantine, and must not fail the replay of others.
         rules = [
             replace(rule, on_violation=OnViolation.QUARANTINE)
@@ -232,6 +232,38 @@ class QuarantineReplay:
             nulls = [F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()]
             return data.select("*", *nulls, F.lit(TO_TABLE).alias(DESTINATION))
         return split.df.drop(*split.masks)
+
+    def _fitting(self, rows: DataFrame, table: StructType) -> DataFrame:
+        """Rows in the columns and fields that the table has; values in others are refused."""
+        have = [column for column in rows.schema if column.name not in QUARANTINE_COLUMNS]
+        merged = map_leaves(table, StructType(have), lambda _, kind, __: kind)
+        names = {column.name.lower() for column in have}
+        kept = {c.name.lower(): c for c in merged if c.name.lower() in names}
+        others: dict[str, Column] = {}  # whether they have values
+        for column in have:
+            value, own = F.col(quoted(column.name)), kept.get(column.name.lower())
+            for name in compare(table, StructType([column])).added:
+                others[name] = value.isNotNull()
+                if own is not None:  # in fields: JSON has only those that are not NULL
+                    fitting = cast_by_name(value, column.dataType, own.dataType)
+                    fitting = cast_by_name(fitting, own.dataType, column.dataType)
+                    same = fitting.alias(column.name)
+                    others[name] = F.to_json(F.struct(value)) != F.to_json(F.struct(same))
+        for name, has_values in others.items():
+            if not rows.where(has_values).isEmpty():
+                raise self._lost(name, quoted(name) if name in rows.columns else name)
+        return rows.select(*columns_as(StructType(list(kept.values())), have))
+
+    def _lost(self, name: str, column: str) -> PlanError:
+        update = f"UPDATE {delta_table(self._quarantine_path)} SET"
+        return PlanError(
+            "QUARANTINE_REPLAY_NOT_POSSIBLE",
+            f"the quarantine of {self._name} cannot be replayed: it has values in column "
+            f"{name!r}, which {self._name} does not have",
+            hint="if the column was renamed, run the pipeline once, then move its values: "
+            f"{update} <new name> = {column}, {column} = NULL; if they are not needed, remove "
+            f"them: {update} {column} = NULL",
+        )
 
     def _refuse_late(self, rows: DataFrame) -> None:
         """Refuse input of a window or join: it has no columns of the table, so it breaks no rule.
@@ -254,7 +286,13 @@ class QuarantineReplay:
         counts = {row[0]: int(row[1]) for row in staged.groupBy(DESTINATION).count().collect()}
         moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
         if moved:
-            self._add_to_table(staged, version, moved)
+            try:
+                self._add_to_table(staged, version, moved)
+            except Exception:
+                # Without a commit there is nothing to complete, and a replay can be started again.
+                if not self._target.begin(version).is_committed:
+                    self._journal.delete()
+                raise
             kill_point(IN_TABLE, self._name, None)
             self._remove_from_quarantine(staged, pending, kept)
             kill_point(OUT_OF_QUARANTINE, self._name, None)
@@ -268,7 +306,7 @@ class QuarantineReplay:
         if txn.is_committed:
             return
         valid = staged.where(F.col(DESTINATION) == TO_TABLE)
-        valid = valid.drop(DESTINATION, *QUARANTINE_COLUMNS)
+        valid = self._fitting(valid.drop(DESTINATION), txn.metadata.schema)
         self._target.evolve(txn, valid.schema, allow_missing=True, replaces=False)
         actions = self._delta.write_files(txn.jvm, valid)
         self._target.commit(txn, actions, version, self._record(version, rows), complete=False)
