@@ -366,6 +366,20 @@ def test_new_columns_are_kept_when_their_batch_was_interrupted(
     assert harness.bad().where("twice = id * 2").count() == 10
 
 
+def test_both_tables_are_replaced_when_their_batch_is_repeated_with_new_columns(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = spark.range(1).selectExpr("id", "id AS `a b`")
+    harness.prepare(before, RULES, properties={"delta.columnMapping.mode": "name"})
+    harness.split = split_rows(spark.range(100).selectExpr("id", "string(id) AS `a b`"), RULES)
+    assert harness.split is not None
+    df = harness.split.df
+    interrupted(harness, df, monkeypatch, "after_quarantine_commit", replaces=True)
+    harness.writer(replaces=True).write(df, 0)
+    assert harness.rows().where("`a b` = string(id)").count() == 90
+    assert harness.bad().where("`a b` = string(id)").count() == 10
+
+
 @pytest.mark.parametrize("mode", ["append", "update"])
 def test_a_batch_is_completed_when_its_table_has_new_and_wider_columns(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -4,7 +4,8 @@ The rows of one batch can go to several tables, and a Delta commit covers one ta
 dies between two commits, Spark runs the batch again. By then its rules may give other results (a
 joined table, a function or the rules themselves have changed): rows that are evaluated again would
 end in neither table, or in both. So the files for each table are recorded first, and a repeated
-batch commits the recorded files. A batch with one commit needs no record.
+batch commits the recorded files. A batch with one commit needs no record, nor one that replaces all
+rows of its tables.
 """
 
 import json

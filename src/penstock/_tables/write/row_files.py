@@ -91,9 +91,12 @@ class RowFiles:
         self._replaces = replaces
         self._staging: Any = None
         self._staging_generation = -1
+        self.replacing: TableTransaction | None = None
+        """Wrote the rows that replace the quarantine, and knows the names of columns in files."""
 
     def write(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
         """Write all rows of a batch; `schema` is that of the target after the batch."""
+        self.replacing = None
         if self._split is None:
             files = txn.jvm.writeFiles(df._jdf)
             rows = self.row_count(self._delta.file_contents(files))
@@ -180,7 +183,9 @@ class RowFiles:
     ) -> list[dict[str, Any]]:
         txn = table.begin(None)
         schema = table.evolve(txn, rows.schema, allow_missing=True, replaces=replaces)
-        if not replaces:
+        if replaces:
+            self.replacing = txn
+        else:
             txn = table.name_columns(txn, None)
         # It may have the partitions of a target whose partition column Delta generates.
         rows = rows.select(*columns_as(schema, rows.schema.fields))

@@ -111,7 +111,8 @@ class FlowWriter:
         self._coalesce = not self._stateful
         self._late = late
         self._apply_rules = options.get("apply_rules")
-        self._decisions = options.get("decisions")
+        # A repeated batch replaces both tables again.
+        self._decisions = None if replaces else options.get("decisions")
         self._note = options.get("note")
         # Only the first batch after a start or a failure can have a recorded decision.
         self._may_repeat = True
@@ -263,7 +264,7 @@ class FlowWriter:
         kill_point("after_decision", self._flow, batch_id)
 
     def _needs_decision(self, batch: Batch) -> bool:
-        return batch.quarantine_schema is not None
+        return batch.quarantine_schema is not None and not self._replaces
 
     def _with_rows(self, decision: BatchDecision, batch: Batch) -> BatchDecision:
         files = self._delta.file_contents(self._delta.seq(batch.written.actions))
@@ -425,14 +426,16 @@ class FlowWriter:
     def _commit_quarantine(self, batch: Batch, schema: StructType) -> int | None:
         written, result, table = batch.written, batch.result, self._decided_quarantine
         assert table is not None
-        txn = table.begin(result.batch_id)
-        if txn.is_committed:
-            return None
-        schema = conformed(schema, txn.metadata.schema)
-        evolved = table.evolve(txn, schema, allow_missing=True, replaces=self._replaces)
+        txn = self._files.replacing
+        if txn is None:
+            txn = table.begin(result.batch_id)
+            if txn.is_committed and not self._replaces:
+                return None
+            schema = conformed(schema, txn.metadata.schema)
+            table.evolve(txn, schema, allow_missing=True, replaces=self._replaces)
         removed, rows = self._removals(table, txn)
         actions = [*removed, *self._delta.add_files(written.bad)]
-        if not actions and evolved == txn.metadata.schema:
+        if not actions and not txn.jvm.newMetadata().isDefined():
             return None
         record = replace(
             result,
