@@ -22,7 +22,7 @@ from penstock._tables.write.cdc_writer import CdcWriter, split_events
 from penstock._tables.write.keyed import Way
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.table_spec import TableSpec, table_state
-from penstock.errors import CheckpointError, FlowError
+from penstock.errors import CheckpointError, FlowError, PlanError
 
 ORIGIN = SourceLocation("pipeline.py", 7)
 PLAIN = "id INT, seq INT, op STRING, a STRING"
@@ -245,6 +245,18 @@ def test_new_columns_are_added_when_the_source_has_more(
     late = spark.createDataFrame([(2, 2, "U", (0, 0), "late"), (1, 0, "U", None, "l")], wide)
     target.write(late, 2, **options)
     assert target.rows("id", "a", "b.y") == [(1, "x", None), (2, "z", 8)]
+
+
+def test_flow_fails_when_a_key_column_was_dropped_between_batches(
+    spark: SparkSession, target: Target
+) -> None:
+    target.write(plain(spark, (1, 1, "U", "a")), 0)
+    path = f"delta.`{target.target.path}`"
+    spark.sql(f"ALTER TABLE {path} SET TBLPROPERTIES (delta.columnMapping.mode = 'name')")
+    spark.sql(f"ALTER TABLE {path} DROP COLUMN id")
+    with pytest.raises(PlanError, match=r"SCHEMA_INCOMPATIBLE.*no column 'id', which is a key"):
+        target.writer.write(plain(spark, (1, 2, "U", "b")), 1)
+    assert target.rows() == [("a",)]
 
 
 def test_fields_of_structs_are_matched_by_name(spark: SparkSession, target: Target) -> None:

@@ -13,6 +13,7 @@ from penstock._tables.write.create import create_table
 from penstock._tables.write.schema import (
     KEPT_METADATA,
     LENGTHS,
+    absent_key,
     compare,
     conformed,
     reconcile,
@@ -117,7 +118,7 @@ def _widening(spec: TableSpec, state: TableState) -> tuple[StructType, tuple[Typ
 
 def _fits(spec: TableSpec, state: TableState) -> bool:
     """Whether the existing table can be altered without losing its rows."""
-    if _is_repartitioned(spec, state) or _absent_keys(spec, state):
+    if _is_repartitioned(spec, state) or absent_key(state.schema, spec.keys, ""):
         return False
     difference = compare(state.schema, spec.schema)
     return (spec.replace_schema or not difference.conflicts) and not _tightened(spec, state)
@@ -141,12 +142,6 @@ def _tightened(spec: TableSpec, state: TableState) -> tuple[str, ...]:
     return tuple(c.name for c in spec.schema if not c.nullable and c.name.lower() in nullable)
 
 
-def _absent_keys(spec: TableSpec, state: TableState) -> list[str]:
-    """Keys that all rows of the table would have as NULL: no event would find its row."""
-    have = {name.lower() for name in state.schema.names}
-    return [key for key in spec.keys if key.lower() not in have]
-
-
 def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
     way_out = f"revert the change, or rebuild the table: --full-refresh {table.name}"
     if _is_repartitioned(spec, state):
@@ -158,13 +153,9 @@ def _refuse(table: TableRef, spec: TableSpec, state: TableState) -> None:
             origin=spec.origin,
             hint=way_out,
         )
-    if absent := _absent_keys(spec, state):
-        raise PlanError(
-            "SCHEMA_INCOMPATIBLE",
-            f"{table.name} has rows, but no column {absent[0]!r}, which is a key of its flow",
-            origin=spec.origin,
-            hint=way_out,
-        )
+    if error := absent_key(state.schema, spec.keys, table.name):
+        error.origin = spec.origin
+        raise error
     if tightened := _tightened(spec, state):
         raise PlanError(
             "SCHEMA_INCOMPATIBLE",

@@ -54,6 +54,7 @@ class SnapshotWriter:
         self._shape = shape
         self._schema = StructType()  # of the table, with the columns that it is about to get
         self._table = FencedTable(DeltaJvm(spark), target, app_id)
+        self._table.keys = shape.shape.keys
         self._keyed = KeyedTable(self._table, is_streamed=is_streamed, on_vectors=on_vectors)
         self._allow_missing = allow_missing
 

@@ -112,6 +112,7 @@ class CdcWriter(FlowWriter):
     ) -> None:
         super().__init__(spark, **options)
         self._events = events
+        self._target.keys = events.spec.keys
         target = self._target.ref.path
         self._lock = target_locks.setdefault(target, threading.RLock())
         self._keyed = KeyedTable(self._target, way, is_streamed, on_vectors)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from penstock._tables.commit_note import NotedCommit
 from penstock._tables.commits import CommitResult, result_from_commit
-from penstock._tables.delta_log import DeltaJvm, TableMetadata
+from penstock._tables.delta_log import DeltaJvm, TableMetadata, file_count
 from penstock._tables.jvm import iterate
 from penstock._tables.kill_points import is_switched_off
 from penstock._tables.layout import TableRef
@@ -21,6 +21,7 @@ from penstock._tables.read.log_scan import last_batch
 from penstock._tables.write.schema import (
     COLUMN_MAPPING,
     SchemaDifference,
+    absent_key,
     check_columns,
     compare,
     has_identity,
@@ -96,6 +97,8 @@ class FencedTable:
         self._metadata: TableMetadata | None = None
         self._difference: SchemaDifference | None = None
         self._query: StructType | None = None
+        self.keys: Collection[str] = ()
+        """Columns by which the flow finds the rows that it replaces."""
         self.generation = 0
         """Incremented when the table's metadata may have changed."""
         self.last_commit: NotedCommit | None = None
@@ -140,6 +143,9 @@ class FencedTable:
         """
         have = txn.metadata.schema
         if self._difference is None or self._query != query:
+            error = absent_key(have, self.keys, self.ref.name)
+            if error is not None and file_count(txn.jvm.snapshot()) > 0:
+                raise error
             self._query = query
             self.generation += 1
             self._difference = (

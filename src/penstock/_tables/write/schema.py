@@ -131,6 +131,18 @@ def check_columns(query: T.StructType, name: str) -> None:
             )
 
 
+def absent_key(table: T.StructType, keys: Collection[str], name: str) -> PlanError | None:
+    """The error about a key that all rows would have as NULL: no event would find its row."""
+    have = {column.lower() for column in table.names}
+    absent = [key for key in keys if key.lower() not in have]
+    if not absent:
+        return None
+    return _incompatible(
+        f"{name} has rows, but no column {absent[0]!r}, which is a key of its flow",
+        f"revert the change, or rebuild the table: --full-refresh {name}",
+    )
+
+
 def nested_types(kind: T.DataType) -> Iterator[T.DataType]:
     yield kind
     children: list[T.DataType] = []

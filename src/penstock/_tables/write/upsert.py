@@ -49,6 +49,7 @@ class UpsertWriter(FlowWriter):
             raise InternalError("WRITER_MISUSED", f"update mode of {flow!r} needs keys")
         options["stateful"] = True
         super().__init__(spark, **options)
+        self._target.keys = keys
         self._key = key_struct(keys)
         self._keys = keys
         self._collected: Any = None
