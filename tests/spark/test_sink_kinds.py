@@ -8,6 +8,7 @@ from made_events import details
 from update_project import Project
 
 from penstock._observe.events import UpdateState
+from penstock.errors import DefinitionErrors
 
 pytestmark = pytest.mark.spark
 
@@ -216,3 +217,25 @@ def to_unknown():
     assert "two columns of the query are named id" in failures["SINK_SCHEMA_INCOMPATIBLE"]
     assert "Spark has no format 'parquett'" in failures["SINK_FORMAT_NOT_SUPPORTED"]
     assert project.rows("clean", "id") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("sink", "stream"),
+    [("json", "rows()"), ("delta", "spark.readStream.format('delta').load('data')")],
+)
+def test_sink_in_a_place_that_its_own_flow_reads_is_refused(project: Project, sink, stream):
+    project.add("a.json", [{"id": 1}])
+    if sink == "delta":
+        project.spark.range(1).write.format("delta").save(str(project.root / "data"))
+    project.source(
+        f"""
+dp.create_sink("same", "{sink}", {{"path": "{project.root}/data/"}})
+
+@dp.append_flow(target="same")
+def again():
+    return {stream}
+"""
+    )
+    with pytest.raises(DefinitionErrors, match="is read by its own flow"):
+        project.run()
+    assert not (project.root / "data" / "_spark_metadata").exists()

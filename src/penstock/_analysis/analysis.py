@@ -22,7 +22,7 @@ from penstock._analysis.late_rows import check_late_rows
 from penstock._analysis.missing_sources import NOTHING_THERE
 from penstock._analysis.output_modes import choose_output_mode
 from penstock._analysis.replacing import window_of
-from penstock._analysis.sinks import checked_options, with_sink_facts
+from penstock._analysis.sinks import check_place, checked_options, with_sink_facts
 from penstock._analysis.state_growth import growing_state
 from penstock._analysis.table_columns import (
     check_columns,
@@ -182,7 +182,8 @@ class Analysis:
             analysis, schema = as_cdc(analysis, df, flow, dataset, declared, version)
         if dataset is None and analysis.output_mode is not None and self._assumptions is None:
             sink = self.index.sinks[self.index.flow_targets[flow.name]]
-            checked_options(sink, df, analysis.output_mode, self._evaluator.context)
+            mode, context = analysis.output_mode, self._evaluator.context
+            check_place(checked_options(sink, df, mode, context), evaluation.sources)
         self.analyses[flow.name] = analysis
         if dataset is not None:
             schema = schema if declared is None else declared

@@ -1,6 +1,7 @@
 """Checks of declarations, options and queries by the systems of sinks."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
@@ -9,8 +10,11 @@ from penstock._analysis.context import ReadContext
 from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
-from penstock.errors import PenstockError
+from penstock._model.paths import path_key
+from penstock.errors import ConnectorError, PenstockError
+from penstock.sinks.base import option
 from penstock.sinks.registry import sink_of
+from penstock.sources.base import OpenedSource
 
 
 def with_sink_facts(index: DefinitionIndex) -> DefinitionIndex:
@@ -44,6 +48,22 @@ def checked_options(
     options = system.check_options(options)
     system.check_query(options, column_types(df), mode)
     return options
+
+
+def check_place(options: Mapping[str, str], sources: Sequence[OpenedSource]) -> None:
+    """Refuse a sink in a place that its own flow streams from.
+
+    It would read what it writes without end. And of a folder with the log of a file sink, Spark
+    reads only the files of that sink: all others would be ignored.
+    """
+    place = path_key(option(options, "path"))
+    for source in sources:
+        if place and place in map(path_key, source.paths):
+            raise ConnectorError(
+                "SINK_OPTION_REFUSED",
+                f"the sink's location {place} is read by its own flow",
+                hint="choose another location for the sink",
+            )
 
 
 def column_types(df: DataFrame) -> dict[str, str]:

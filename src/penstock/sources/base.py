@@ -243,6 +243,8 @@ class OpenedSource:
     """Whether offsets in a checkpoint show which of several such sources they are of."""
     has_files = False
     """Whether its ranges can be limited to some files; see `Range.files`."""
+    paths: Sequence[str] = ()
+    """Of a stream of files or of a Delta table: where they are."""
 
     def __init__(self, df: DataFrame, *, name: str, unit: str = "rows", place: str = "") -> None:
         self.df = df

@@ -78,6 +78,7 @@ class DeltaStream(OpenedSource):
 
     def __init__(self, read: Read, path: str) -> None:
         self.path = path_key(path)
+        self.paths = (path,)
         self._location = path
         self._spark = read.spark
         self._delta = DeltaJvm(read.spark)
