@@ -261,11 +261,23 @@ def test_error_about_a_jaas_config_has_no_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["kafka.key.serializer", "kafka.value.serializer", "checkpointLocation"]
+    "name",
+    [
+        "kafka.key.serializer",
+        "kafka.value.serializer",
+        "kafka.transactional.id",
+        "checkpointLocation",
+    ],
 )
 def test_sink_option_set_by_penstock_is_refused(name: str) -> None:
     with pytest.raises(ConnectorError, match="KAFKA_OPTION_REFUSED"):
         prepare_sink_options({"kafka.bootstrap.servers": "h:1", name: "v"})
+
+
+@pytest.mark.parametrize("topic", ["a b", "orders!", "t" * 250])
+def test_sink_is_refused_when_its_topic_cannot_exist(topic: str) -> None:
+    with pytest.raises(ConnectorError, match="KAFKA_OPTION_INVALID"):
+        prepare_sink_options({"kafka.bootstrap.servers": "h:1", "topic": topic})
 
 
 def test_valid_sink_options_are_unchanged() -> None:

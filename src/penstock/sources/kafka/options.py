@@ -63,9 +63,11 @@ _REFUSED_SINK = {
     **_REFUSED,
     "kafka.key.serializer": "give `key` as a string or binary column",
     "kafka.value.serializer": "give `value` as a string or binary column",
+    "kafka.transactional.id": "remove it; Spark's producer does not begin transactions",
     "checkpointlocation": "remove it; each flow has a checkpoint that Penstock manages",
 }
 
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{0,249}")
 # As Spark reads it; without a unit it would be milliseconds.
 _DURATION = re.compile(r"\d+\s*(us|ms|s|m|min|h|d)?")
 _HANDLER_OPTION = re.compile(r"(.*\.)?sasl\.(login|client|server)?[a-z.]*class")
@@ -169,6 +171,8 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     _require_servers(by_name)
     if by_name.get("rowids", "true").strip().lower() not in ("true", "false"):
         raise _invalid("option `rowIds` must be true or false")
+    if not _TOPIC.fullmatch(by_name.get("topic", "").strip()):
+        raise _invalid("option `topic` may have letters, digits, `.`, `_` and `-` only, up to 249")
     # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
 
