@@ -193,6 +193,28 @@ def letters():
     assert project.rows("letters") == [(letter,) for letter in "abcdefgh"]
 
 
+def test_assigned_partition_that_does_not_exist_is_an_error(
+    kafka_broker, spark, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    ensure_topic(kafka_broker.bootstrap_servers, "short")
+    produce(kafka_broker, "short", "a")
+    options = {
+        "kafka.bootstrap.servers": kafka_broker.bootstrap_servers,
+        "assign": '{"short": [0, 3]}',
+        "startingOffsets": "earliest",
+    }
+    project = Project(tmp_path, spark).source(
+        f"""
+@dp.table
+def letters():
+    return spark.readStream.format("kafka").options(**{options!r}).load()
+"""
+    )
+    (error,) = project.run().failures
+    assert (error.condition, "short-3" in str(error)) == ("SOURCE_TOPIC_NOT_FOUND", True)
+
+
 def test_topic_that_was_missing_in_an_update_can_be_created_again(
     kafka_broker, spark, tmp_path: Path, monkeypatch
 ):

@@ -79,7 +79,7 @@ class PaperTopics(KafkaStream):
         OpenedSource.__init__(self, _NO_ROWS, name="kafka", unit="offsets")
         topics: Any = Topics(first, next_, by_time or {})
         self._topics = topics
-        self._identified = set()
+        self._ids = {}
 
 
 class PaperTable(DeltaStream):

@@ -44,11 +44,26 @@ def test_topic_is_recreated_when_its_id_changes_but_not_when_it_first_has_one(mo
     admin = SimpleNamespace(topic_ids=lambda: ids)
     monkeypatch.setattr(kafka_source, "admin_of", lambda *_: nullcontext(admin))
     topics = PaperTopics({}, {})
-    topics._spark = topics._options = None
+    topics._spark, topics._options = None, KafkaOptions({})
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
     assert topics.check_identity({"upgraded": "A" * 22}, flow, "t") == ids
     with pytest.raises(CheckpointError, match="TOPIC_RECREATED"):
         topics.check_identity({"upgraded": "r0"}, flow, "t")
+
+
+def test_topic_that_is_recreated_between_two_batches_is_an_error_of_the_later_one(monkeypatch):
+    ids = {"a": "r1"}
+    admin = SimpleNamespace(topic_ids=lambda: dict(ids))
+    monkeypatch.setattr(kafka_source, "admin_of", lambda *_: nullcontext(admin))
+    topics = PaperTopics({}, {})
+    topics._spark, topics._options = None, KafkaOptions({"subscribe": "a"})
+    flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
+    topics.check_identity({}, flow, "t")
+    ids["a"] = "r2"
+    topics.check_batch("", 0)  # the ids were compared just now
+    monkeypatch.setattr(kafka_source, "_COMPARE_SECONDS", 0.0)
+    with pytest.raises(CheckpointError, match="TOPIC_RECREATED"):
+        topics.check_batch("", 1)
 
 
 def test_id_of_a_topic_that_appears_is_stored_after_its_first_batch(monkeypatch):

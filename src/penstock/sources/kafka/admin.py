@@ -78,6 +78,14 @@ class KafkaAdmin:
         """The partitions that the stream reads now."""
         if text := self._options.get("assign"):
             return [(topic, number) for topic, ns in json.loads(text).items() for number in ns]
+        return self._existing()
+
+    def absent(self) -> list[str]:
+        """Partitions of `assign` that their topics do not have."""
+        existing = self._existing()
+        return [f"{topic}-{n}" for topic, n in self.partitions() if (topic, n) not in existing]
+
+    def _existing(self) -> list[TopicPartition]:
         names = self.topics()
         described = self._client.describeTopics(names).allTopicNames().get()
         return [

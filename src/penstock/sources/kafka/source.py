@@ -8,6 +8,7 @@ shorter than before, Spark fails; once it is longer, rows are skipped silently. 
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,7 @@ _MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
 _EMPTY: Mapping[str, int] = {}
 # Of each topic of a cluster before Kafka 2.8; an upgrade assigns ids.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+_COMPARE_SECONDS = 30.0
 # Kafka's words about a topic of `subscribe`, and Spark's where no topic has a name of the pattern.
 _NO_TOPIC = re.compile(r"This server does not host this topic-partition|Assigned: Set\(\)")
 # Kafka's words about brokers that do not respond, and Spark's in a task.
@@ -123,7 +125,8 @@ class KafkaStream(OpenedSource):
         self._options = KafkaOptions(read.options)
         self._topics = partial(topic_offsets, read.spark, self._options)
         self._lag = KafkaLag(read.spark, self._options)
-        self._identified: set[str] = set()
+        self._ids: dict[str, str] = {}
+        self._compared = 0.0
         options = options_at(read.options, read.position, self._topics)
         if read.is_triggered:
             options = {k: v for k, v in options.items() if k.lower() != _LEAST_PER_BATCH}
@@ -136,9 +139,29 @@ class KafkaStream(OpenedSource):
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """See `OpenedSource.check_identity`: ids of topics."""
+        self._ids, self._target = dict(known), (flow, display)
+        if absent := self._absent():
+            raise flow_error(
+                "SOURCE_TOPIC_NOT_FOUND",
+                flow,
+                f"option `assign` names partitions that do not exist: {', '.join(absent)}",
+                retryable=True,
+                hint="correct the numbers, which begin at 0, or add partitions to the topic",
+            )
+        ids = self._checked_ids()
+        self._ids |= ids
+        return ids
+
+    def check_batch(self, checkpoint: str, batch_id: int) -> None:
+        """See `OpenedSource.check_batch`: now and then, whether a topic was created again."""
+        if time.monotonic() - self._compared >= _COMPARE_SECONDS:
+            self._checked_ids()
+
+    def _checked_ids(self) -> dict[str, str]:
+        flow, display = self._target
         ids = self._topic_ids()
         for topic, topic_id in ids.items():
-            if known.get(topic, _NO_ID) not in (topic_id, _NO_ID):
+            if self._ids.get(topic, _NO_ID) not in (topic_id, _NO_ID):
                 raise CheckpointError(
                     "TOPIC_RECREATED",
                     f"flow {flow.name!r} has read topic {topic!r}, which was deleted and created "
@@ -149,17 +172,17 @@ class KafkaStream(OpenedSource):
                     f"{flow.sink_reset}; to keep the rows of the old one, give the flow a new "
                     "name: it starts with a new checkpoint",
                 )
-        self._identified |= ids.keys()
+        self._compared = time.monotonic()
         return ids
 
     def new_identities(self, progress: Mapping[str, Any]) -> Mapping[str, str]:
         end = progress.get("endOffset")
         if not self._is_mine(progress) or not isinstance(end, dict):
             return {}
-        new = end.keys() - self._identified
-        # Without an answer, a topic is compared from the next start on.
-        self._identified = set(end)
+        new = end.keys() - self._ids.keys()
         ids = self._topic_ids() if new else {}
+        # Without an answer, a topic is compared from the next start on.
+        self._ids = {topic: self._ids.get(topic) or ids.get(topic, _NO_ID) for topic in end}
         return {topic: ids[topic] for topic in new & ids.keys()}
 
     def _topic_ids(self) -> dict[str, str]:
@@ -171,6 +194,13 @@ class KafkaStream(OpenedSource):
         with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
             return admin.topic_ids()
         return {}
+
+    def _absent(self) -> Sequence[str]:
+        """Spark reads nothing of a partition that does not exist, and says nothing."""
+        if self._options.get("assign") is not None:
+            with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
+                return admin.absent()
+        return ()
 
     def explain(self, text: str, flow: Flow) -> FlowError | None:
         if _NO_TOPIC.search(text):
