@@ -18,10 +18,10 @@ from penstock._model.dataset import LateRows
 from penstock._model.expectation import FAILED_RULES, ROW, SOURCE
 from penstock._model.flow import Flow, OutputMode
 from penstock._model.sql_text import quoted
-from penstock._spark.plans import analyzed, is_stateful, keeps_state, kind_of, walk
+from penstock._spark.plans import WINDOW_MARKS, analyzed, is_stateful, keeps_state, kind_of, walk
 from penstock._tables.jvm import dataframe, iterate
 from penstock._tables.session_conf import session_conf
-from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, Refused
+from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, NO_SESSION_GAP, Refused
 from penstock.errors import DefinitionError
 from penstock.quality.split import QUARANTINE_COLUMNS, row_json, source_column
 
@@ -48,12 +48,14 @@ class _Input:
         position: Of the column that is compared with the watermark.
         is_window: Whether that column is a window, whose end is compared.
         before_window: Plan and position of the event time before windows are assigned.
+        sessions: Plan and position of session windows before those without a gap are removed.
     """
 
     plan: Any
     position: int
     is_window: bool
     before_window: tuple[Any, int] | None = None
+    sessions: tuple[Any, int] | None = None
 
 
 class _UnknownError(Exception):
@@ -128,6 +130,13 @@ class LateRowFinder:
                 frame, names = _frame(session, plan)
                 is_null = F.col(quoted(frame.columns[position])).isNull()
                 yield _with_reason(frame, names, is_null, NO_EVENT_TIME)
+            if source.sessions is not None and self.keeps:
+                plan, position = source.sessions
+                frame, names = _frame(session, plan)
+                window = F.col(quoted(frame.columns[position]))
+                is_empty = ~F.coalesce(window["end"] > window["start"], F.lit(False))
+                has_time = window["start"].isNotNull()
+                yield _with_reason(frame, names, has_time & is_empty, NO_SESSION_GAP)
 
 
 def dropped_by_watermark(progress: Any) -> int:
@@ -205,7 +214,9 @@ def _of_aggregate(node: Any, child: Any) -> _Input:
     if position is None:
         raise _UnknownError("its grouping is computed inside of the aggregation")
     is_window = str(keys[0].dataType().simpleString()).startswith("struct<")
-    return _Input(child, position, is_window, _before(child, number) if is_window else None)
+    if not is_window:
+        return _Input(child, position, is_window)
+    return _Input(child, position, is_window, *_before(child))
 
 
 def _of_rows(child: Any) -> _Input | None:
@@ -223,27 +234,36 @@ def _of_rows(child: Any) -> _Input | None:
     return _Input(child, position, is_window)
 
 
-def _before(child: Any, window: int) -> tuple[Any, int] | None:
-    """The plan that still has the rows without a window, because their event time is NULL.
+def _before(child: Any) -> tuple[tuple[Any, int] | None, tuple[Any, int] | None]:
+    """`before_window` and `sessions` of an `_Input`.
 
     Spark puts the window into a Project (or Expand, where windows overlap) and a filter for NULL
-    below it or above it.
+    below it or above it. That of session windows is above it, and also removes those without a gap.
     """
-    node, filters = child, []
-    if kind_of(node) == "Filter":
-        filters.append(node)
-        node = node.child()
-    if kind_of(node) not in ("Project", "Expand") or _position(node.child(), window) is not None:
-        return None
-    node = node.child()
-    if not filters and kind_of(node) == "Filter":
-        filters.append(node)
-        node = node.child()
-    for condition in filters:
-        for attribute in iterate(condition.condition().references().toSeq()):
-            position = _position(node, attribute.exprId().id())
-            if position is not None and is_watermarked(attribute):
-                return node, position
+    node, above = child, child
+    while kind_of(node) in ("Project", "Filter", "Expand") and _window(node.child()) is not None:
+        node, above = node.child(), node
+    window = _window(node)
+    if kind_of(node) not in ("Project", "Expand") or window is None:
+        return None, None
+    is_above = kind_of(above) == "Filter"
+    condition = above if is_above else node.child()
+    if kind_of(condition) != "Filter":
+        return None, None
+    rows = node.child() if is_above else condition.child()
+    sessions = (node, window) if is_above and kind_of(node) == "Project" else None
+    for attribute in iterate(condition.condition().references().toSeq()):
+        position = _position(rows, attribute.exprId().id())
+        if position is not None and is_watermarked(attribute):
+            return (rows, position), sessions
+    return None, sessions
+
+
+def _window(plan: Any) -> int | None:
+    """Position of the column that `window` or `session_window` made."""
+    for position, attribute in enumerate(iterate(plan.output())):
+        if any(attribute.metadata().contains(mark) for mark in WINDOW_MARKS):
+            return position
     return None
 
 

@@ -46,7 +46,7 @@ from penstock._tables.layout import StorageLayout
 from penstock._tables.read.log_scan import file_identity
 from penstock._tables.read.row_selection import RowSelection
 from penstock._tables.write.fenced import FencedTable, TableTransaction
-from penstock._tables.write.row_files import LATE, NO_EVENT_TIME
+from penstock._tables.write.row_files import LATE, NO_EVENT_TIME, NO_SESSION_GAP
 from penstock._tables.write.schema import (
     cast_by_name,
     columns_as,
@@ -270,7 +270,8 @@ class QuarantineReplay:
 
         Such rows stay in the quarantine when `late_rows` is removed from the declaration.
         """
-        reasons = {LATE, NO_EVENT_TIME} - {rule.name for rule in self._expectations}
+        rules = {rule.name for rule in self._expectations}
+        reasons = {LATE, NO_EVENT_TIME, NO_SESSION_GAP} - rules
         late = F.arrays_overlap(F.col(FAILED_RULES), F.array(*map(F.lit, sorted(reasons))))
         if reasons and not rows.where(late).isEmpty():
             raise PlanError(

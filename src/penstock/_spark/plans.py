@@ -46,7 +46,7 @@ _WITHOUT_FILES = {
     "UnionLoopRef",
 }
 # Metadata of the columns that `window` and `session_window` become.
-_WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
+WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
 _CONSTANT = re.compile(r"'[^']*'|\b\d+")
 _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
 # Substituted parameters are in the plan.
@@ -218,7 +218,7 @@ def _windows(node: Any) -> str:
         is_expand = kind == "Expand"
         columns = node.projectList() if kind == "Project" else node.output()
         for index, column in enumerate(iterate(columns)):
-            if any(column.metadata().contains(mark) for mark in _WINDOW_MARKS):
+            if any(column.metadata().contains(mark) for mark in WINDOW_MARKS):
                 window = node.projections().apply(0).apply(index) if is_expand else column
                 constants = (text.strip("'") for text in _CONSTANT.findall(str(window.sql())))
                 durations |= {_duration(text) for text in constants if re.search("[1-9]", text)}

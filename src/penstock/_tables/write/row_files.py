@@ -36,6 +36,8 @@ LATE = "late"
 """Reason of a row behind the watermark."""
 NO_EVENT_TIME = "no_event_time"
 """Reason of a row that belongs to no window, because its event time is NULL."""
+NO_SESSION_GAP = "no_session_gap"
+"""Reason of a row whose session window has a gap that is NULL or not positive."""
 
 
 @dataclass(frozen=True)
