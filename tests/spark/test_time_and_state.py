@@ -12,6 +12,7 @@ from update_project import ContinuousRun, Project
 from penstock._observe.events import UpdateState
 from penstock._project.spec import load_settings
 from penstock._repair.reading import read_flow_state
+from penstock._tables.session_conf import session_conf
 from penstock.errors import CheckpointError, DefinitionErrors, PlanError
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("two_partitions")]
@@ -78,6 +79,11 @@ WRONG = {
         'partition_cols=["window.start"]',
         "partition by 'window_start'",
     ),
+    "repeated_hour": (
+        "rows()",
+        'partition_cols=["ts"]',
+        "partition by a date, such as to_date(ts)",
+    ),
     "late_of_nothing": ("rows()", 'late_rows="quarantine"', "keep them in a separate table"),
     "late_of_two": (
         'rows().withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["id"])'
@@ -117,7 +123,8 @@ def rewrites():
 """
     project.source(source)
     (project.root / "more").mkdir()
-    with pytest.raises(DefinitionErrors) as caught:
+    conf = {"spark.sql.session.timeZone": "Europe/Berlin"}
+    with session_conf(project.spark, conf), pytest.raises(DefinitionErrors) as caught:
         project.run()
     hints = {str(error.origin): (error.condition, error.hint) for error in caught.value.errors}
     assert len(hints) == len(WRONG) + 2
@@ -258,6 +265,32 @@ def repeated():
     names = ("amount", "amount_2", "amount_3")
     values = (f"get_json_object(_row, '$.{name}')" for name in names)
     assert project.rows("repeated_quarantine", *values) == [("3", "4", "5")]
+
+
+def test_rows_that_belong_to_no_window_are_quarantined(project):
+    project.source(
+        """
+@dp.table(late_rows="quarantine")
+def sessions():
+    gap = F.expr("CASE WHEN amount > -9 THEN amount || ' seconds' END")
+    rows = rows_of_time().withColumn("session", F.session_window("ts", gap)).where("id > 0")
+    return rows.groupBy("session", "id").count()
+
+def rows_of_time():
+    return rows().withWatermark("ts", "10 seconds")
+"""
+    )
+    times = [(1, at(0)), (0, at(0)), (-1, at(0)), (-9, at(0)), (1, None), (-9, None)]
+    project.add("1.json", [{"id": 1, "amount": gap, "ts": time} for gap, time in times])
+    assert project.run().state is UpdateState.COMPLETED
+    amount = "CAST(get_json_object(_row, '$.amount') AS INT)"
+    assert project.rows("sessions_quarantine", "_failed_rules[0]", amount) == [
+        ("no_event_time", -9),
+        ("no_event_time", 1),
+        ("no_session_gap", -9),
+        ("no_session_gap", -1),
+        ("no_session_gap", 0),
+    ]
 
 
 def test_late_rows_are_counted_before_the_last_of_several_stateful_operations(project):

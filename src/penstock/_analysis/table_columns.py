@@ -1,7 +1,9 @@
 """The columns and rules in a table's declaration, checked against its query."""
 
+from typing import Any
+
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, TimestampType
 
 from penstock._model.dataset import Dataset
 from penstock._model.flow import Flow, OutputMode
@@ -18,9 +20,12 @@ def declared_schema(spark: SparkSession, declared: Dataset) -> StructType | None
 
 
 def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset) -> None:
-    """Refuse partitions by a field of a struct, and unsupported de-duplication."""
+    """Refuse partitions by a field of a struct or by local time, and some de-duplication."""
     fields = {field.name.lower(): field for field in df.schema}
     for column in declared.partition_cols:
+        known = fields.get(column.lower())
+        if known is not None and isinstance(known.dataType, TimestampType):
+            _check_time_zone(df.sparkSession, column, declared)
         outer, dot, inner = column.partition(".")
         parent = fields.get(outer.lower())
         if not dot or column.lower() in fields or parent is None:
@@ -36,6 +41,24 @@ def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: 
             )
     if declared.deduplicate_by:
         _check_deduplication(df, flow, mode, declared)
+
+
+def _check_time_zone(spark: SparkSession, column: str, declared: Dataset) -> None:
+    """Spark writes partition values as local time: of a repeated hour, both become the first."""
+    jvm: Any = spark._jvm
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    times = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils
+    now = jvm.java.time.Instant.now()
+    if times.getZoneId(zone).getRules().nextTransition(now) is not None:
+        raise DefinitionError(
+            "PARTITION_TIME_AMBIGUOUS",
+            f"{declared.name!r} cannot be partitioned by the TIMESTAMP {column!r} in the session "
+            f"time zone {zone}: partition values are stored as local time, so an hour that is "
+            "repeated at the end of daylight saving time would be merged with the one before",
+            origin=declared.origin,
+            hint=f"partition by a date, such as to_date({column}), or set "
+            "spark.sql.session.timeZone to UTC",
+        )
 
 
 def _check_deduplication(
