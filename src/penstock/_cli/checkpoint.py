@@ -339,7 +339,10 @@ def _timestamp(milliseconds: int | None) -> str | None:
 
     if milliseconds is None:
         return None
-    return time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    try:
+        return time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    except (ValueError, OverflowError):  # after the year 9999
+        return f"{milliseconds} ms since 1970"
 
 
 def _number(value: int | None) -> str:

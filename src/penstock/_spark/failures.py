@@ -40,7 +40,7 @@ _DETERMINISTIC = re.compile(
     r"|DELTA_SOURCE_IGNORE_DELETE|DELTA_ILLEGAL_OPTION|DELTA_STARTING_VERSION_AND_TIMESTAMP_BOTH_SET"
     r"|SchemaColumnConvertNotSupported"
     r"|SaslAuthenticationException|SslAuthenticationException|ConfigException: Invalid value"
-    r"|USER_RAISED_EXCEPTION|InvariantViolationException"
+    r"|USER_RAISED_EXCEPTION|InvariantViolationException|ArithmeticException: long overflow"
     r"|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
 )
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
@@ -185,6 +185,11 @@ def flow_error(
                 "try_divide, try_add or get() return NULL instead; for the whole query "
                 'spark_conf={"spark.sql.ansi.enabled": "false"} of its table or flow, for all '
                 "queries the setting `spark.sql.ansi.enabled: false`"
+            )
+        elif "ArithmeticException: long overflow" in text:
+            hint = (
+                "a value is out of range, mostly the event time of a watermark or join: replace or "
+                "filter such values before, as with cap_future of penstock.timing"
             )
         elif "OutOfMemoryError" in text:
             hint = (

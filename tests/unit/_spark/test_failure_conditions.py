@@ -40,6 +40,12 @@ def test_row_that_a_constraint_of_the_table_refuses_is_not_retried():
     assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
 
 
+def test_event_time_out_of_range_is_not_retried_and_has_a_hint():
+    error = flow_error("Caused by: java.lang.ArithmeticException: long overflow", FLOW)
+    assert (error.condition, error.retryable) == ("FLOW_FAILED", False)
+    assert "cap_future" in error.hint
+
+
 def test_exception_of_another_function_in_a_worker_is_not_retried():
     error = flow_error(WORKER.format(condition="SOMETHING"), FLOW)
     assert isinstance(error, FlowError)

@@ -318,6 +318,10 @@ def test_checkpoint_commands_print_text_and_json(
     shown = json.loads(capsys.readouterr().out)
     assert shown["watermark"] == "1970-01-01T00:00:04.000Z"
     assert shown["state"] == [{"operator": 0, "partitions": 2, "version": 4, "bytes": 80}]
+    offset = store.folder / "offsets" / "4"
+    offset.write_text(offset.read_text().replace(": 4000,", ": 400000000000000,"))
+    assert main(["checkpoint", "inspect", "silver"]) == 0
+    assert "400000000000000 ms since 1970" in capsys.readouterr().out
     assert main(["checkpoint", "inspect", "silver", "--epoch", "x"]) == 2
     assert main(["checkpoint", "doctor"]) == 0
     capsys.readouterr()
