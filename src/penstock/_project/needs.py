@@ -40,7 +40,7 @@ class ProjectNeeds:
     """What the sources need and do not have here, in their order; each location once.
 
     Attributes:
-        settings: Configuration keys and widgets without a value.
+        settings: Configuration keys, parameters and widgets without a value.
         secrets: Secrets that were not found: `scope/key` or `NAME`, some of them computed.
         paths: All paths that are mapped on this machine, or need access to a store.
         imports: Modules that are neither installed nor in the project, and not optional.
@@ -65,7 +65,7 @@ def needs(settings: PipelineSettings) -> ProjectNeeds:
     Files that are not valid Python are searched line by line.
     """
     reader = _Reader(settings)
-    configured = set(settings.configuration)
+    configured = {*settings.configuration, *settings.parameters}
     keys = configured | reader.names(FindingKind.KEY_SET)
     widgets = configured | reader.names(FindingKind.WIDGET_DEFAULT)
     return ProjectNeeds(

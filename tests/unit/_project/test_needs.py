@@ -9,13 +9,14 @@ from penstock.errors import SpecError
 HEADER = "# Databricks notebook source\n"
 
 
-def _needs(project, *patterns, **configuration):
+def _needs(project, *patterns, parameters=None, **configuration):
     settings = PipelineSettings(
         name="p",
         storage="file:///x",
         root=str(project.root),
         source_patterns=patterns or ("**",),
         configuration=configuration,
+        parameters=parameters or {},
     )
     return needs(settings)
 
@@ -69,6 +70,11 @@ def test_widgets_without_a_value_are_missing(project):
         "getArgument('old', 'x')\n",
     )
     assert [need.name for need in _needs(project, configured="x").settings] == ["region"]
+
+
+def test_parameters_are_settings_with_a_value(project):
+    project.write("a.py", "spark.conf.get('day'); dbutils.widgets.get('day'); getArgument('x')\n")
+    assert [need.name for need in _needs(project, parameters={"day": "1"}).settings] == ["x"]
 
 
 def test_missing_secrets_are_found(project, monkeypatch):
