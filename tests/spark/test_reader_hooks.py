@@ -421,6 +421,8 @@ def test_columns_can_be_qualified_with_names_of_tables(world: World, spark: Spar
         "SELECT orders.ts FROM STREAM orders WITH ('skipChangeCommits' = 'true')",
         "SELECT o.ts, countries.id FROM orders TABLESAMPLE (9 PERCENT) AS o, main.ref.countries",
         "SELECT orders.ts, o.id FROM orders AS o, shop.orders",
+        "SELECT Live.Orders.ts, 'live.orders.x', live . `orders`.* FROM live.orders",
+        f"SELECT main.shop.orders.id FROM main.shop.orders {join} AND main.ref.countries.id > 1",
         "SELECT 1 FROM orders o WHERE EXISTS (SELECT 1 FROM orders WHERE orders.id > o.id)",
         "SELECT ts FROM (TABLE orders) AS t WHERE t.id IN (SELECT countries.id FROM"
         " main.ref.countries)",

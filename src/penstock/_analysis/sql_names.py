@@ -18,7 +18,7 @@ from penstock._model.spark_version import is_marked, mark_streams, require_spark
 from penstock._model.sql_text import quoted
 from penstock._spark.generated_names import VIEW_PREFIX
 from penstock._spark.plans import kind_of
-from penstock._sql.tokens import tokens_of
+from penstock._sql.tokens import TokenKind, tokens_of
 from penstock._tables.jvm import iterate
 
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
@@ -94,9 +94,9 @@ def rewrite_names(
     """Replace table names and calls of table functions in one SQL statement.
 
     `change` is called for every relation and every table function; `None` keeps it. With
-    `aliased`, the last part of a replaced name becomes its alias, so that `name.column` still
-    resolves. The text, which is `substituted`, is unchanged if Spark cannot parse it: Spark raises
-    when it runs it.
+    `aliased`, the last part of a replaced name becomes its alias, so that `name.column` and
+    `schema.name.column` still resolve. The text, which is `substituted`, is unchanged if Spark
+    cannot parse it: Spark raises when it runs it.
     """
     marked = mark_streams(text)
     try:
@@ -110,6 +110,7 @@ def rewrite_names(
     replacements: list[tuple[int, int, str]] = []
     hints: list[RelationReference] = []
     renamed: dict[str, str] = {}
+    aliases: dict[tuple[str, ...], str] = {}
     for reference in sorted(references, key=lambda reference: reference.start):
         if isinstance(reference, RelationReference) and reference.is_hint:
             hints.append(reference)
@@ -125,12 +126,27 @@ def rewrite_names(
                 at, alias = reference.alias_at, quoted(reference.parts[-1])
                 if aliased:
                     replacements.append((at, at, f" AS {alias}"))
+                    aliases[tuple(part.lower() for part in reference.parts)] = alias
                 renamed[reference.name.lower()] = alias if aliased else replacement
     for hint in hints:
         replacements.append((hint.start, hint.end, renamed.get(hint.name.lower(), hint.name)))
+    replacements += _qualifiers(text, aliases)
     for start, end, replacement in sorted(replacements, reverse=True):
         text = text[:start] + replacement + text[end:]
     return text
+
+
+def _qualifiers(
+    text: str, aliases: Mapping[tuple[str, ...], str]
+) -> Iterator[tuple[int, int, str]]:
+    """Where a name of several parts stands before a column, as in `live.orders.id`; its alias."""
+    tokens = [token for token in tokens_of(text) if token.kind is not TokenKind.COMMENT]
+    words = ["", *(token.text.strip("`").lower() for token in tokens)]
+    for parts, alias in aliases.items():
+        sought = [word for part in parts for word in (part, ".")]
+        for at in range(len(tokens) if len(parts) > 1 else 0):
+            if words[at + 1 : at + 1 + len(sought)] == sought and words[at] != ".":
+                yield tokens[at].start, tokens[at + len(sought) - 2].end, alias
 
 
 def substituted(spark: Any, text: str) -> str:
