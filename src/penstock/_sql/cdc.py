@@ -8,7 +8,7 @@ from penstock._model.cdc import CdcSpec, ScdType, TrackHistory
 from penstock._model.similar import nearest
 from penstock._sql.clauses import Clauses, in_any_order, unavailable
 from penstock._sql.cursor import Cursor
-from penstock._sql.names import SqlName, parse_columns, parse_name
+from penstock._sql.names import parse_columns, parse_name
 from penstock._sql.query_text import query_at
 from penstock._sql.substitution import BEFORE_EXPRESSION
 from penstock._sql.syntax import FlowBody, Query
@@ -58,24 +58,34 @@ def _parse_source(cursor: Cursor) -> FlowBody:
     cursor.expect("FROM")
     if cursor.at("(", "SELECT") or cursor.at("(", "WITH"):
         return FlowBody(query=query_at(cursor, cursor.ahead(1), cursor.group()))
+    start, first = cursor.position, cursor.current
+    # A dataset may have the name `stream` or `snapshot`.
+    has_name = cursor.ahead(1).kind in (TokenKind.WORD, TokenKind.QUOTED)
+    has_name = has_name and not _at_clause(cursor, 1)
+    if has_name and cursor.at("SNAPSHOT"):
+        hint = "call `create_auto_cdc_from_snapshot_flow` in a Python source of the pipeline"
+        raise unavailable(cursor, "`FROM SNAPSHOT` in SQL", first, hint=hint)
+    is_stream = (has_name or cursor.at("STREAM", "(")) and cursor.accept("STREAM")
+    closing = is_stream and cursor.accept("(")
+    at_name = cursor.position
     if cursor.at("(") or cursor.at("SELECT"):
-        raise _not_a_name(cursor)
-    # A dataset may have the name `stream`.
-    is_stream = cursor.at("STREAM") and (
-        cursor.at("STREAM", "(") or cursor.ahead(1).kind in (TokenKind.WORD, TokenKind.QUOTED)
-    )
-    if is_stream and not _at_clause(cursor, 1):
-        cursor.expect("STREAM")
-        closing = cursor.accept("(")
-        start = cursor.position
-        name = _source_name(cursor)
-        shown = cursor.between(start)
-        if closing:
-            cursor.expect(")")
-        if cursor.at("WITH", "("):
-            return FlowBody(query=_with_options(cursor, shown))
-        return FlowBody(source=name, is_stream=True)
-    return FlowBody(source=_source_name(cursor))
+        raise cursor.error(
+            "the events of a flow come from a dataset, or from a query in parentheses",
+            hint="put the query in parentheses, without STREAM",
+        )
+    name = parse_name(cursor, "a dataset")
+    shown = cursor.between(at_name)
+    is_call = cursor.at("(")
+    if is_call:
+        cursor.group()
+    if closing:
+        cursor.expect(")")
+    if is_call:
+        text = f"SELECT * FROM {cursor.between(start)}"  # noqa: S608
+        return FlowBody(query=query_at(cursor, first, text))
+    if is_stream and cursor.at("WITH", "("):
+        return FlowBody(query=_with_options(cursor, shown))
+    return FlowBody(source=name, is_stream=is_stream)
 
 
 def _with_options(cursor: Cursor, name: str) -> Query:
@@ -84,28 +94,6 @@ def _with_options(cursor: Cursor, name: str) -> Query:
     cursor.group()
     text = f"SELECT * FROM STREAM {name} {cursor.between(start)}"  # noqa: S608
     return query_at(cursor, first, text)
-
-
-def _source_name(cursor: Cursor) -> SqlName:
-    if cursor.at("(") or cursor.at("SELECT"):
-        raise _not_a_name(cursor)
-    first = cursor.current
-    name = parse_name(cursor, "a dataset")
-    if cursor.at("("):
-        raise _not_a_name(cursor, first.text)
-    return name
-
-
-def _not_a_name(cursor: Cursor, function: str | None = None) -> Exception:
-    if function is None:
-        return cursor.error(
-            "the events of a flow come from a dataset, or from a query in parentheses",
-            hint="put the query in parentheses, without STREAM",
-        )
-    return cursor.error(
-        f"the events of a flow come from a dataset; the function `{function}` is not allowed here",
-        hint="put it into a `CREATE TEMPORARY VIEW` and use its name",
-    )
 
 
 def _ignore_null_updates(cursor: Cursor) -> dict[str, Any]:

@@ -185,12 +185,15 @@ def _collation(cursor: Cursor) -> dict[str, Any]:
     return {}
 
 
-def unavailable(cursor: Cursor, what: str, at: Token) -> DefinitionError:
+def unavailable(
+    cursor: Cursor, what: str, at: Token, *, hint: str | None = None
+) -> DefinitionError:
     """Return the error for a clause that is not supported yet."""
     return DefinitionError(
         "FEATURE_NOT_AVAILABLE",
         f"{what} is not available yet",
         origin=cursor.source.origin(at.start),
+        hint=hint,
     )
 
 

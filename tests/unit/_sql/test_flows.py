@@ -203,7 +203,6 @@ def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST}\nTRAK HISTORY ON (a)", "`TRAK`", "`TRACK`"),
         (f"APPLY CHANGES INTO t FROM STREAM(SELECT 1) {REST}", "in parentheses", "without STREAM"),
         (f"APPLY CHANGES INTO t FROM SELECT 1 {REST}", "in parentheses", "without STREAM"),
-        (f"APPLY CHANGES INTO t FROM STREAM read_files('x') {REST}", "`read_files`", "VIEW"),
         (f"AUTO CDC INTO t FROM s WITH ('a'='b') {REST}", "found `WITH`", None),
         (
             f"AUTO CDC INTO t FROM (SELECT 1) {REST} WHERE a",
@@ -230,6 +229,7 @@ def test_error_names_the_clause_of_a_flow(sql, text, message, hint):
          "FEATURE_NOT_AVAILABLE"),
         (f"APPLY CHANGES INTO t FROM STREAM(s) {REST} SYSTEM SEQUENCE BY x",
          "FEATURE_NOT_AVAILABLE"),
+        (f"AUTO CDC INTO t FROM SNAPSHOT s {REST}", "FEATURE_NOT_AVAILABLE"),
         ("CREATE TABLE t FLOW IMPORT CHECKPOINT '/x' INSERT BY NAME SELECT 1",
          "FEATURE_NOT_AVAILABLE"),
         ("CREATE FLOW f AS INSERT INTO t BY NAME REPLACE USING (k) SEQUENCE BY s SELECT 1",
@@ -275,4 +275,13 @@ def test_only_the_events_of_the_condition_are_read(sql, clauses):
 def test_a_source_with_options_is_a_query(sql, source):
     flow = sql(f"AUTO CDC INTO t\nFROM {source} WITH ('o' = 'x;') {REST}").flow
     assert flow.function.query.text == "SELECT * FROM STREAM a.s WITH ('o' = 'x;')"
+    assert flow.cdc.source == "a query"
+
+
+@pytest.mark.parametrize(
+    "source", ["STREAM read_files('x', format => 'json')", "STREAM(read_files('x'))", "f(1)"]
+)
+def test_a_function_is_a_source_of_changes(sql, source):
+    flow = sql(f"AUTO CDC INTO t FROM {source} {REST}").flow
+    assert flow.function.query.text == f"SELECT * FROM {source}"
     assert flow.cdc.source == "a query"
