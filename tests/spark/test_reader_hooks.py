@@ -673,6 +673,16 @@ def test_pandas_frame_is_refused_with_its_full_type_name(world: World):
         world.evaluate(pandas.DataFrame)
 
 
+@pytest.mark.parametrize("start", ["start", "toTable"])
+def test_a_query_function_starts_no_query(world: World, spark: SparkSession, start: str):
+    def starts() -> Any:
+        return getattr(spark.readStream.table("orders").writeStream, start)("main.copy")
+
+    with pytest.raises(DefinitionError, match="starts a streaming query"):
+        world.evaluate(starts, orders="id BIGINT")
+    assert spark.streams.active == []
+
+
 def test_all_functions_can_be_imported_as_with_spark_3() -> None:
     export_old_functions()
     names: dict[str, Any] = {}

@@ -26,6 +26,7 @@ from penstock._api.reading import DatasetReader, reading
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow
+from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read
@@ -289,6 +290,15 @@ class Evaluator(ExternalReads, DatasetReader):
     def qualified(self, df: DataFrame, name: str) -> DataFrame:
         dataset = self._find(name)
         return super().qualified(df, name if dataset is None else str(dataset.name))
+
+    def check_start(self) -> None:
+        raise DefinitionError(
+            "QUERY_STARTED_IN_FUNCTION",
+            "a query function starts a streaming query, which would run in checks and dry runs too",
+            origin=capture_origin(),
+            hint="return the DataFrame; to write it to another system, declare a sink with "
+            "`create_sink` and a flow into it with `@append_flow`",
+        )
 
     def record(self, what: str) -> None:
         self._current.external.append(what)

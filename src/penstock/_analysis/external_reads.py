@@ -230,6 +230,9 @@ class ExternalReads:
             + f"add it below `configuration` in the settings, or use `--conf {key}=...`",
         )
 
+    def check_start(self) -> None:
+        """Called before user code starts a streaming query; a query function must not."""
+
     def record(self, what: str) -> None:
         """Record an external source, for the plan; ignored while source files are loaded."""
 

@@ -1,8 +1,9 @@
-"""Hooks of PySpark's batch writer: paths and tables that user code writes."""
+"""Hooks of PySpark's writers: paths and tables that user code writes, queries that it starts."""
 
 from typing import Any
 
 from pyspark.sql.readwriter import DataFrameWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock._analysis.hooks import Reads, own_read, redirects
 from penstock._model.sql_text import delta_table
@@ -13,7 +14,10 @@ PATH_OPTION = "path"
 
 
 def wrap_writer() -> None:
-    """Map paths; a table by name is written to Delta files in the pipeline's storage."""
+    """Map paths; a table by name is written to Delta files in the pipeline's storage.
+
+    A query function cannot start a query.
+    """
 
     def write(
         reads: Reads, original: Any, /, self: Any, path: Any = None, *args: Any, **kwargs: Any
@@ -62,3 +66,10 @@ def wrap_writer() -> None:
         path = reads.delta_path(tableName)
         with own_read():
             original(self, tableName if path is None else delta_table(path), overwrite)
+
+    def start(reads: Reads, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
+        reads.check_start()
+        return original(self, *args, **kwargs)
+
+    for name in ("start", "toTable"):
+        redirects(DataStreamWriter, name)(start)
