@@ -51,6 +51,9 @@ def messages():
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", "prod:9092")
     return reader.option("subscribe", "orders").load()
 
+dlt.create_streaming_table("latest")
+dlt.apply_changes(target="latest", source="messages", keys=["key"], sequence_by="offset AS o d")
+
 dlt.create_sink("copy", "kafka", {"kafka.bootstrap.servers": "copy:9092", "topic": "t"})
 
 @dlt.table
@@ -145,7 +148,8 @@ def test_only_certain_errors_are_refused_and_with_the_messages_of_a_run(checked_
     assert [e.condition for e in errors.values() if "ai_query" in e.message] == [
         "FEATURE_NOT_AVAILABLE"
     ]
-    assert len(errors) == 3, errors
+    assert any("`sequence_by` cannot be used" in text for text in errors)
+    assert len(errors) == 4, errors
     assert list(check.unsure) == ["secrets.py:3"]
 
 
@@ -158,7 +162,7 @@ def test_datasets_of_the_pipeline_are_not_missing_tables(checked_project):
 
 def test_report_counts_flows_and_lists_each_need_once(checked_project):
     check, _ = checked_project
-    assert (len(check.flows), len(check.planned)) == (14, 12)
+    assert (len(check.flows), len(check.planned)) == (15, 12)
     needs = [(kind, name) for kind, name, _ in _needs(check)]
     assert len(set(needs)) == len(needs)
     assert ("secret", "scope/key") in needs

@@ -175,7 +175,7 @@ class Analysis:
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df, typed)
         analysis, schema = self._describe(df, evaluation, flow, dataset, typed), df.schema
-        if self._assumptions is not None and is_cdc(flow):
+        if is_cdc(flow) and self.missing_below(flow.name):
             try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             version = self._versions.get(flow.name)
