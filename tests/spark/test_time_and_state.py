@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import duckdb
@@ -374,6 +376,9 @@ def pairs():
     (section,) = read_flow_state(settings, "sums", operator=None, limit=3)
     assert (section.operator_name, section.total, len(section.rows)) == ("stateStoreSave", 5, 3)
     assert {row["key"]["id"] for row in section.rows} <= set(range(5))
+    copy = shutil.copytree(project.root / ".penstock", project.root / "a b%20")
+    copied = replace(settings, storage=f"file://{copy}")
+    assert read_flow_state(copied, "sums", operator=None, limit=3)[0].total == 5
     left, right = read_flow_state(settings, "pairs", operator=None, limit=9)
     assert {tuple(row["value"]) for row in left.rows} == {("id", "ts")}
     assert sorted(row["value"]["amount"] or 0 for row in right.rows) == [0, 1, 2, 3, 4]

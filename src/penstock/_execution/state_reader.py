@@ -6,6 +6,8 @@ Nothing runs: the checkpoint is read as of its last committed micro-batch.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -14,6 +16,7 @@ from pyspark.sql import functions as F
 from penstock._execution.flow_state import StateStore
 from penstock._model.exception_text import first_line
 from penstock._model.name import find_name
+from penstock._tables.files import StorageFiles, hadoop_path
 from penstock._tables.layout import StorageLayout
 from penstock.errors import CheckpointError, PlanError
 
@@ -63,7 +66,13 @@ def read_flow(
     # Creates the coordinator of state stores: without it, a store cannot be loaded (Spark 4.2).
     _ = spark.streams
     try:
-        states = tuple(_sections(spark, checkpoint, operator, limit)) if stateful else ()
+        with TemporaryDirectory(prefix="penstock-state-") as scratch:
+            _, path = hadoop_path(spark, checkpoint)
+            if path.toUri().toString() != path.toString():
+                # Spark's source encodes the path, as for a space, and does not decode it (4.2).
+                original, checkpoint = checkpoint, f"{Path(scratch).as_uri()}/checkpoint"
+                StorageFiles(spark).copy_tree(original, checkpoint)
+            states = tuple(_sections(spark, checkpoint, operator, limit)) if stateful else ()
     except Exception as error:
         raise CheckpointError(
             "CHECKPOINT_UNUSABLE",
