@@ -99,8 +99,11 @@ class StorageLease:
             raise SetupError(
                 "LEASE_UNAVAILABLE",
                 f"cannot take the lease in {lease._folder}: {reason}",
-                hint="check that the bucket exists, and that the credentials are valid and allow "
-                "to list, read, write and delete there",
+                hint="open-source Spark reads S3 as s3a://; other file systems need their jars "
+                "(setting spark.jars)"
+                if "No FileSystem for scheme" in reason
+                else "check the endpoint, that the bucket exists, and that the credentials are "
+                "valid and allow to list, read, write and delete there",
             ) from error
         return lease
 

@@ -42,7 +42,7 @@ def absolute_location(text: str, folder: Path) -> str:
             return "file://" + os.path.normpath("/" + path.lstrip("/"))
         raise ValueError("is relative")
     if rest.strip("/"):
-        return f"{match.group(1)}:{rest.rstrip('/')}"
+        return f"{scheme}:{rest.rstrip('/')}"
     raise ValueError("does not name a location")
 
 

@@ -4,8 +4,10 @@ import errno
 from unittest.mock import MagicMock
 
 import pytest
+from py4j.protocol import Py4JError
 
 from penstock._execution.storage_lease import StorageLease
+from penstock.errors import SetupError
 
 
 @pytest.mark.parametrize(
@@ -18,3 +20,12 @@ def test_lease_is_not_lost_when_the_jvm_ends(error):
     # Py4J raises it on a thread that made no call before, such as the one that watches the JVM.
     spark.of_java.renew.side_effect = error
     assert lease.failure() is None
+
+
+def test_storage_of_another_scheme_has_a_hint_at_the_known_one():
+    spark = MagicMock()
+    spark._jvm.org.apache.hadoop.fs.Path.side_effect = Py4JError('No FileSystem for scheme "s3"')
+    with pytest.raises(SetupError) as refused:
+        StorageLease.acquire(spark, "s3://bucket/shop", {}, 1.0)
+    assert refused.value.condition == "LEASE_UNAVAILABLE"
+    assert "s3a://" in (refused.value.hint or "")

@@ -276,6 +276,7 @@ def test_error_suggests_a_similar_file_when_the_source_does_not_exist(project):
         ("file:/a/b/", "file:///a/b"),
         ("file:///a/b", "file:///a/b"),
         ("s3a://bucket/", "s3a://bucket"),
+        ("S3A://bucket/x", "s3a://bucket/x"),
         ("hdfs://host:9000/a", "hdfs://host:9000/a"),
         ("abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x"),
     ],
