@@ -16,7 +16,7 @@ from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._model.paths import MAP_PATH, MISSING_PATH_HINT
 from penstock._observe.masking import shown
 from penstock._spark.call_sites import user_columns
-from penstock._spark.failures import PERMISSION, PERMISSION_HINT
+from penstock._spark.failures import permission_hint
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
@@ -111,12 +111,12 @@ def query_error(
             origin=origin,
             hint=f"{MAP_PATH}, or add the jars of that file system with the setting spark.jars",
         )
-    if PERMISSION.search(str(error)):
+    if hint := permission_hint(str(error)):
         return DefinitionError(
             "PERMISSION_DENIED",
             f"{flow!r} reads a path without permission: {shown(first_line(error))}",
             origin=origin,
-            hint=PERMISSION_HINT,
+            hint=hint,
         )
     if "COLUMN_IS_NOT_VARIANT_TYPE" in str(error):  # Spark has no message for this condition
         return DefinitionError(

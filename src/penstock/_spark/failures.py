@@ -66,11 +66,10 @@ _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 # S3 answers so to credentials that are wrong or expired, or lack a permission.
 _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
-PERMISSION = re.compile(
+_PERMISSION = re.compile(
     r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)"
 )
-"""In the text of an error about a file or folder that the user may not read or write."""
-PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
+_PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
 _WRITTEN_TO = re.compile(r"Task failed while writing rows to (s3a?://\S+?)\.?(?:\s|$)")
 _NO_FORMAT = re.compile(r"ClassNotFoundException: (\S+)\.DefaultSource\b")
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
@@ -196,16 +195,8 @@ def flow_error(
                 "Spark's memory is used up: raise `spark.driver.memory`, on a cluster also "
                 "`spark.executor.memory`, or limit what a batch reads, as with maxFilesPerTrigger"
             )
-        elif _REFUSED.search(text):
-            # Hadoop names the object that it writes without the bucket.
-            written = _WRITTEN_TO.search(text)
-            hint = (
-                f"check the credentials for {'this location' if written is None else written[1]}: "
-                "they may be wrong or expired. They must allow to list and read, and in the "
-                "storage also to write and delete"
-            )
-        elif PERMISSION.search(text):
-            hint = PERMISSION_HINT
+        else:
+            hint = permission_hint(text)
     return raised(
         condition,
         f"flow {flow.name!r}: {message}",
@@ -217,6 +208,19 @@ def flow_error(
         origin=flow.origin,
         hint=hint,
     )
+
+
+def permission_hint(text: str) -> str | None:
+    """The hint for an error about a file, folder or object that may not be read or written."""
+    if _REFUSED.search(text):
+        # Hadoop names the object that it writes without the bucket.
+        written = _WRITTEN_TO.search(text)
+        return (
+            f"check the credentials for {'this location' if written is None else written[1]}: "
+            "they may be wrong or expired. They must allow to list and read, and in the "
+            "storage also to write and delete"
+        )
+    return _PERMISSION_HINT if _PERMISSION.search(text) else None
 
 
 def _holder(record: str) -> str:

@@ -79,6 +79,10 @@ def test_refused_s3_request_names_the_path_and_has_a_hint_at_the_credentials(sta
     assert shown(error.hint or "") == error.hint
     written = f"[TASK_WRITE_FAILED] Task failed while writing rows to s3a://lake/t. X\n{text}"
     assert "credentials for s3a://lake/t: they" in (flow_error(written, FLOW).hint or "")
+    with pytest.raises(DefinitionError) as failed, user_code(FLOW, lambda _name: None):
+        raise OSError(text)
+    assert failed.value.condition == "PERMISSION_DENIED"
+    assert "credentials" in (failed.value.hint or "")
 
 
 def test_unsupported_operator_of_real_time_mode_is_not_retried():
