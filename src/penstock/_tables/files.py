@@ -48,6 +48,10 @@ def if_exists(read: Callable[[], T]) -> T | None:
         raise
 
 
+def _refused(error: OSError) -> None:
+    raise error
+
+
 class StorageFiles:
     """Reads and replaces small files, on a local disk or through Hadoop's FileSystem.
 
@@ -127,9 +131,15 @@ class StorageFiles:
         self.delete_tree(target)
         path, copy = local_path(source), local_path(target)
         if path is not None and copy is not None:
-            if path.is_dir():
-                shutil.copytree(path, copy)
-            return path.is_dir()
+            if not path.is_dir():
+                return False
+            # `copytree` goes on after an error, and keeps only its text.
+            for folder, _, names in os.walk(path, onerror=_refused):
+                into = copy / Path(folder).relative_to(path)
+                into.mkdir(parents=True)
+                for name in names:
+                    shutil.copy2(Path(folder, name), into / name)
+            return True
         system, remote = hadoop_path(self._spark, source)
         if not system.exists(remote):
             return False

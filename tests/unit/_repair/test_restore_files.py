@@ -77,6 +77,14 @@ def test_driver_without_the_lease_deletes_nothing():
     system.delete.assert_not_called()
 
 
+def test_a_file_that_cannot_be_copied_is_named(tmp_path):
+    gone = tmp_path / "checkpoint" / "state" / "1.delta"
+    gone.parent.mkdir(parents=True)
+    gone.symlink_to(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match=r"checkpoint/state/1\.delta"):
+        StorageFiles(MagicMock()).copy_tree(f"{tmp_path}/checkpoint", f"{tmp_path}/copy")
+
+
 def test_damaged_savepoint_is_reported(tmp_path):
     settings = PipelineSettings(name="shop", root=tmp_path, storage=tmp_path.as_uri())
     folder = tmp_path / "savepoints" / "first"
