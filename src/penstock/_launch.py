@@ -252,7 +252,14 @@ def open_for_command(
         PipelineLeases(settings.home, holder) as leases,
         open_pipeline(settings, leases, update_id=log, restores=restores) as pipeline,
     ):
-        yield replace(pipeline, update_id=update_id)
+        try:
+            yield replace(pipeline, update_id=update_id)
+        except Exception as error:
+            from penstock._spark.failures import command_error
+
+            if (known := command_error(error, command)) is None:
+                raise
+            raise known from error
 
 
 @contextlib.contextmanager

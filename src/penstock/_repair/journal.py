@@ -32,6 +32,7 @@ from penstock._observe.unfinished import end_unfinished
 from penstock._project.event_store import kept_events
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.reporter import error_info
+from penstock._spark.failures import command_error
 from penstock._tables.files import StorageFiles, local_path
 from penstock.errors import SetupError
 
@@ -145,7 +146,8 @@ def recording(
         bus.emit(Event(origin, UpdateProgress(UpdateState.CANCELED), "interrupted"))
         raise
     except Exception as error:
-        info = error_info(as_penstock_error(error, f"the {command}"))
+        known = command_error(error, command) or as_penstock_error(error, f"the {command}")
+        info = error_info(known)
         flow_event(FlowStatus.FAILED, info.message, info)
         bus.emit(Event(origin, UpdateProgress(UpdateState.FAILED), info.message, error=info))
         raise

@@ -17,6 +17,7 @@ from penstock.errors import (
     FlowError,
     InternalError,
     PenstockError,
+    SetupError,
 )
 from penstock.quality.split import parse_failure
 
@@ -68,6 +69,7 @@ _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)
 _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
 _PERMISSION = re.compile(
     r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)"
+    r"|Mkdirs failed to create"
 )
 _PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
 _WRITTEN_TO = re.compile(r"Task failed while writing rows to (s3a?://\S+?)\.?(?:\s|$)")
@@ -221,6 +223,26 @@ def permission_hint(text: str) -> str | None:
             "storage also to write and delete"
         )
     return _PERMISSION_HINT if _PERMISSION.search(text) else None
+
+
+def command_error(error: Exception, command: str) -> PenstockError | None:
+    """The error to report for an exception of the JVM that ended a command, while the JVM runs.
+
+    `None` for any other exception.
+    """
+    if getattr(error, "java_exception", None) is None and getattr(error, "_origin", None) is None:
+        return None
+    text = full_text(error)
+    if disk := _DISK.search(text):
+        return SetupError(
+            "DISK_FULL",
+            f"{disk[0].lower()}{_on_file_system(text)} while running {command}",
+            hint="free some space (or make it writable), and run the command again",
+        )
+    message = f"the {command} failed: {cause(text)}"
+    if hint := permission_hint(text):
+        return SetupError("PERMISSION_DENIED", message, hint=hint)
+    return InternalError("UNEXPECTED_ERROR", message)
 
 
 def _holder(record: str) -> str:

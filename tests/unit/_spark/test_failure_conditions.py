@@ -1,16 +1,20 @@
 import re
 import sys
+from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql.types import StructType
 
+from penstock import _launch
 from penstock._analysis.boundary import first_line, user_code
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._observe.masking import shown
 from penstock._spark.failures import flow_error, traced_text
-from penstock.errors import DefinitionError, FlowError, UserCodeError
+from penstock.errors import DefinitionError, FlowError, PenstockError, UserCodeError
 from penstock.sinks.base import Write
 from penstock.sinks.function import FunctionSinkWriter
 
@@ -141,6 +145,32 @@ def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
     assert shown in error.message
     assert "\n" not in error.message
     assert "spark.local.dir" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "condition", "message"),
+    [
+        ("No space left on device", "DISK_FULL", "no space left on device while running replay"),
+        (
+            "Mkdirs failed to create file:/s/state",
+            "PERMISSION_DENIED",
+            "the replay failed: Mkdirs failed to create file:/s/state",
+        ),
+        ("Stream closed", "UNEXPECTED_ERROR", "the replay failed: Stream closed"),
+    ],
+)
+def test_error_of_the_jvm_in_a_command_is_read_before_the_jvm_ends(
+    monkeypatch, text, condition, message
+):
+    pipeline = _launch.OpenPipeline(**{each.name: None for each in fields(_launch.OpenPipeline)})
+    monkeypatch.setattr(_launch, "open_pipeline", lambda *_, **__: nullcontext(pipeline))
+    monkeypatch.setattr(_launch, "PipelineLeases", MagicMock())
+    error = OSError("An error occurred while calling o1.parquet")
+    error.java_exception = MagicMock()
+    error.java_exception.toString.return_value = f"Caused by: java.io.IOException: {text}"
+    with pytest.raises(PenstockError) as caught, _launch.open_for_command(MagicMock(), "replay"):
+        raise error
+    assert (caught.value.condition, caught.value.message) == (condition, message)
 
 
 @pytest.mark.parametrize(
