@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -152,6 +153,7 @@ class TestDeltaSource(SourceSuite):
     has_latest = True
     has_ranges = True
     has_lag = True
+    wrong_options = ({"maxFilesPerTriger": "1"}, {"endingVersion": "1"})
     failures: ClassVar[Mapping[str, str]] = {
         "[DELTA_SOURCE_TABLE_IGNORE_CHANGES] a data update": "SOURCE_ROWS_CHANGED",
         "[DELTA_SOURCE_IGNORE_DELETE] deleted data": "SOURCE_ROWS_CHANGED",
@@ -175,6 +177,18 @@ class TestDeltaSource(SourceSuite):
         for name in ("table_quarantine/part-1.parquet", "table/_delta_log/_last_checkpoint"):
             text = f"java.io.FileNotFoundException: {tmp_path / name}"
             assert opened.explain(text, flow) is None
+
+    def test_start_outside_of_the_log_is_not_retried(self, spark: Any, tmp_path: Path) -> None:
+        self.add_rows(spark, tmp_path, [(1, "a")])
+        text = "[DELTA_VERSION_NOT_FOUND] Cannot time travel. Available versions: [0, 0]."
+        read = self._as_read(spark, tmp_path)
+        opened = self.source().open(replace(read, options={"startingVersion": "9"}))
+        error = opened.explain(text, flow_named("f"))
+        assert error is not None
+        assert (error.condition, error.retryable) == ("START_NOT_AVAILABLE", False)
+        assert "Available versions: [0, 0]" in str(error)
+        # Of another table of the query.
+        assert self._open(spark, tmp_path).explain(text, flow_named("f")) is None
 
     def test_folder_without_a_table_is_named(self, spark: Any, tmp_path: Path) -> None:
         with pytest.raises(FlowError, match=f"no Delta table at {tmp_path}/table") as caught:

@@ -35,7 +35,8 @@ from penstock._tables.layout import StorageLayout
 from penstock._tables.session_conf import session_conf
 from penstock.errors import DefinitionError, PenstockError
 from penstock.sources.base import OpenedSource, Read
-from penstock.sources.files.source import AutoLoaderSource
+from penstock.sources.delta.source import DeltaStream
+from penstock.sources.files.source import AutoLoaderSource, FileStream
 
 HERE = SourceLocation("pipeline.py", 3)
 
@@ -192,6 +193,18 @@ def test_tables_are_resolved_when_they_are_mapped_or_in_the_storage(
         assert not spark.catalog.tableExists("main.ref.gone")
         spark.table("main.ref.gone")
     assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
+
+
+def test_streams_of_mapped_tables_are_sources_of_the_flow(world: World, spark: SparkSession):
+    for name, kind in (("ref.countries", DeltaStream), ("samples.trips", FileStream)):
+        _, evaluation = world.evaluate(lambda name=name: spark.readStream.table(name))
+        assert [type(source) for source in evaluation.sources] == [kind]
+    for name in ("ref.countries", "orders"):
+        reader = spark.readStream.option("startingVersio", "1")
+        with pytest.raises(PenstockError) as error:
+            world.evaluate(lambda name=name, reader=reader: reader.table(name), orders="id INT")
+        assert error.value.condition == "DELTA_OPTION_UNKNOWN"
+        assert error.value.hint == "did you mean `startingVersion`?"
 
 
 def test_version_of_a_mapped_table_is_read_by_sql(world: World, spark: SparkSession):

@@ -19,7 +19,12 @@ from penstock._analysis.context import Evaluation, ReadContext
 from penstock._analysis.external_reads import ExternalReads
 from penstock._analysis.hooks import own_read
 from penstock._analysis.missing_sources import error_details
-from penstock._analysis.reader_hooks import Reader, install_reader_hooks, redirected
+from penstock._analysis.reader_hooks import (
+    Reader,
+    install_reader_hooks,
+    reader_state,
+    redirected,
+)
 from penstock._analysis.sql_names import RelationReference
 from penstock._analysis.table_sources import DeltaSource, SchemaSource
 from penstock._api.reading import DatasetReader, reading
@@ -30,6 +35,7 @@ from penstock._model.origin import capture_origin
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read
+from penstock.sources.registry import source_of
 
 # Conditions of Spark's errors for `table.column` where no table has that name.
 _UNRESOLVED = {
@@ -248,6 +254,7 @@ class Evaluator(ExternalReads, DatasetReader):
         streaming = isinstance(reader, DataStreamReader)
         if dataset.declared.kind is DatasetKind.TEMPORARY_VIEW:
             return self._view(dataset, streaming=streaming)
+        source_of("delta").check_options(reader_state(reader).options, is_stream=streaming)
         with own_read():
             if not isinstance(reader, DataStreamReader):
                 return self._source.batch(key, reader)

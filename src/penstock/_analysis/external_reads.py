@@ -68,7 +68,7 @@ class ExternalReads:
         self.record(what)
         try:
             if table is not None:
-                return self.context.external_tables.read(table, reader, name)
+                return self.context.external_tables.read(table, reader, name, self.load)
             if self.context.assumptions is None:
                 return None
             with own_read():

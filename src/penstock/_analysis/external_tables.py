@@ -5,8 +5,9 @@ by the storage root, where another pipeline may have written the table, then by 
 `defer_to`, then by the metastore if tables are registered in one, then by Spark's catalog.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,14 @@ class ExternalTables:
         except ValueError as error:
             raise DefinitionError("INVALID_DATASET_NAME", str(error)) from None
 
-    def read(self, table: ExternalTable, reader: Reader, name: str) -> DataFrame:
-        """The rows of a table; as a stream if the reader is one."""
+    def read(
+        self,
+        table: ExternalTable,
+        reader: Reader,
+        name: str,
+        load: Callable[[Reader, Callable[[], DataFrame]], DataFrame],
+    ) -> DataFrame:
+        """The rows of a table; as a stream if the reader is one. `load` opens its source."""
         if not self._exists(table.path):
             raise DefinitionError(
                 "EXTERNAL_TABLE_NOT_FOUND",
@@ -124,8 +131,9 @@ class ExternalTables:
                     schema = batch.load(table.path).schema
                 if schema is not None:
                     source = source.schema(schema)
-            result: DataFrame = source.options(**options).load(table.path)
-            return result
+            source = source.options(**options)
+        reader_state(source).paths = (table.path,)
+        return load(source, partial(source.load, table.path))
 
     def _below_wildcard(self, name: str) -> ExternalTable | None:
         parts = name.split(".")

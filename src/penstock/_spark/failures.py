@@ -39,7 +39,7 @@ _DETERMINISTIC = re.compile(
     r"|PythonException|NotSerializableException|DeltaUnsupportedOperationException"
     r"|SparkUnsupportedOperationException|DELTA_SOURCE_TABLE_IGNORE_CHANGES"
     r"|DELTA_SOURCE_IGNORE_DELETE|DELTA_ILLEGAL_OPTION|DELTA_STARTING_VERSION_AND_TIMESTAMP_BOTH_SET"
-    r"|SchemaColumnConvertNotSupported"
+    r"|SchemaColumnConvertNotSupported|PatternSyntaxException"
     r"|SaslAuthenticationException|SslAuthenticationException|ConfigException: Invalid value"
     r"|USER_RAISED_EXCEPTION|InvariantViolationException|ArithmeticException: long overflow"
     r"|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"

@@ -12,13 +12,14 @@ from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._model.paths import MISSING_PATH_HINT
+from penstock._model.similar import nearest
 from penstock._model.sql_text import delta_table
 from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm, size_in_bytes
 from penstock._tables.jvm import dataframe
 from penstock._tables.read.checkpoint_files import Checkpoint
 from penstock._tables.read.log_scan import LoggedRemovals, append_only_start, logged_removals
-from penstock.errors import FlowError, PenstockError, PlanError
+from penstock.errors import ConnectorError, FlowError, PenstockError, PlanError
 from penstock.sources import checkpoints
 from penstock.sources.base import (
     OpenedSource,
@@ -42,6 +43,15 @@ _DESCRIPTION = "DeltaSource["
 _STARTS = ("startingversion", "startingtimestamp")
 _FEEDS = ("readchangefeed", "readchangedata")
 _SKIPS = ("skipchangecommits", "ignorechanges")
+_OUTSIDE = re.compile(r"\[DELTA_(?:VERSION_NOT_FOUND|TIMESTAMP_GREATER_THAN_COMMIT)\w*\] (.+)")
+_ENDS = ("endingVersion", "endingTimestamp")
+_OPTIONS = (
+    "allowSourceColumnDrop allowSourceColumnRename allowSourceColumnTypeChange excludeRegex "
+    "failOnDataLoss ignoreChanges ignoreDeletes ignoreFileDeletion maxBytesPerTrigger "
+    "maxFilesPerTrigger path readChangeData readChangeFeed schemaLocation schemaTrackingLocation "
+    "skipChangeCommits startingTimestamp startingVersion streamingSourceTrackingId timestampAsOf "
+    "versionAsOf withEventTimeOrder"
+)
 # With these a query says itself how the beginning is read.
 _OWN_BEGINNING = (*_FEEDS, "witheventtimeorder", "schematrackinglocation", "schemalocation")
 _MOST_FILES = 20_000
@@ -53,6 +63,21 @@ class DeltaSource(Source):
     """Delta tables, read by Delta's own source."""
 
     formats = ("delta",)
+
+    def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
+        for name in options:
+            near = nearest(name, (*_OPTIONS.split(), *_ENDS), cutoff=0.8)
+            is_known = near is None or near.lower() == name.lower()
+            if not is_known or (is_stream and near in _ENDS):
+                raise ConnectorError(
+                    "DELTA_OPTION_UNKNOWN",
+                    f"{'a stream of a Delta table' if is_known else 'Delta'} would ignore the "
+                    f"option `{name}`",
+                    hint="a stream has no end: read the versions as a batch, or filter rows"
+                    if is_known
+                    else f"did you mean `{near}`?",
+                )
+        return dict(options)
 
     def open(self, read: Read) -> OpenedSource:
         if not read.is_stream or len(read.paths) != 1:
@@ -136,6 +161,15 @@ class DeltaStream(OpenedSource):
                 f"it reads a table whose rows were changed or deleted: {self.path}",
                 hint='read its change feed (option "readChangeFeed"), ignore changes with option '
                 f'"skipChangeCommits", or --full-refresh {flow.target}; {flow.sink_reset}',
+            )
+        if self.has_any(_STARTS) and (outside := _OUTSIDE.search(text)) is not None:
+            return flow_error(
+                "START_NOT_AVAILABLE",
+                flow,
+                f"{self.path} cannot be read from its startingVersion or startingTimestamp: "
+                f"{outside[1]}",
+                hint="choose a version that the table has; startingVersion `latest` begins with "
+                "the next one",
             )
         if "DELTA_MISSING_CHANGE_DATA" in text:
             return flow_error(
