@@ -125,7 +125,10 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
     # As in a table that is not rewritten.
     monkeypatch.setattr("penstock._tables.write.keyed.REWRITE_BYTES", -1)
     assert set(pipeline.refresh().values()) == {"NO_OP"}
-    pipeline.spark.sql(f"COMMENT ON TABLE delta.`{pipeline.paths['src']}` IS 'orders'")
+    src, other = (f"delta.`{pipeline.paths[name]}`" for name in ("src", "other"))
+    pipeline.spark.sql(f"COMMENT ON TABLE {src} IS 'orders'")
+    # No view reads it.
+    pipeline.spark.sql(f"ALTER TABLE {src} ADD COLUMN note STRING FIRST")
     assert set(pipeline.refresh().values()) == {"NO_OP"}
 
     rows = [(2, 100, 10), (2, 100, 11), (2, 101, 9), (2, 500, 12), (77, 1, 1)]
@@ -151,7 +154,6 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
     pipeline.check()
 
     # Rows of a join: some have copies, and share their values with rows that stay.
-    src, other = (f"delta.`{pipeline.paths[name]}`" for name in ("src", "other"))
     for change, rows, groups in (
         (f"UPDATE {src} SET v = 501 WHERE v = 500", "1 row removed and 1 added", 1),
         (f"DELETE FROM {src} WHERE ts = 11 OR k = 77", "2 rows removed and 0 added", 2),
@@ -353,6 +355,28 @@ def test_a_view_reads_new_partitions_of_a_table_in_the_spark_catalog(spark, tmp_
             assert project.rows("sums", "k", "day") == rows
     finally:
         spark.sql("DROP TABLE days")
+
+
+def test_a_view_that_names_files_is_recomputed_when_they_are_merged(spark, tmp_path):
+    project, table = Project(tmp_path, spark), f"delta.`{tmp_path}/t`"
+    (tmp_path / "penstock.yaml").write_text(SETTINGS, encoding="utf-8")
+    (tmp_path / "views.sql").write_text(
+        "CREATE OR REFRESH MATERIALIZED VIEW places AS "
+        f"SELECT id, _metadata.file_name AS file FROM {table}",
+        encoding="utf-8",
+    )
+    for _ in range(2):
+        spark.range(1).write.format("delta").mode("append").save(f"{tmp_path}/t")
+    for changed in (True, False, True):
+        assert not project.run().failures
+        techniques = [
+            e.body.technique for e in project.events if e.event_type == "planning_information"
+        ]
+        assert techniques == ["COMPLETE_RECOMPUTE" if changed else "NO_OP"]
+        files = {row[1] for row in project.rows("places", "id", "file")}
+        assert files == {Path(file).name for file in spark.table(table).inputFiles()}
+        if not changed:
+            spark.sql(f"OPTIMIZE {table}")
 
 
 def test_only_declared_lengths_limit_the_values_of_later_updates(spark, tmp_path):

@@ -256,6 +256,8 @@ class ViewRefresh:
     def _have_same_rows(self, before: ViewState, sources: plans.BatchSources) -> bool:
         """Whether the sources have the rows of the last refresh, in the same files or others."""
         old, new = dict(before.sources), dict(sources.versions)
+        if sources.needs_files:
+            return old == new
         changed = {path for path in old.keys() | new.keys() if old.get(path) != new.get(path)}
         return all(
             old.get(path, "").isdecimal()

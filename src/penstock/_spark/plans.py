@@ -55,6 +55,9 @@ _LEGACY_CONF = re.compile(r"^(spark\.sql\.legacy\.(?!parameterSubstitution\b)\S+
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
     r"current_timestamp|current_date|current_time\b|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\("
+    r"|\b(?:(?:current|session)_)?user\("
+    # A sample without a seed.
+    r"|\bSample [\d.]+, [\d.]+, \w+, [A-Z]"
     # Strings that the optimizer replaces by dates and times; they may have a time zone.
     r"|cast\((now|today|tomorrow|yesterday)\b[^()]* as ",
     re.I,
@@ -299,13 +302,14 @@ class BatchSources:
 
     `versions` map the path of a Delta table to its version, and of a file to size and modification
     time. `table_ids` are those of the Delta tables, by path, and `paths` their paths in the
-    order of the query.
+    order of the query. `needs_files`: other files with the same rows may change the result.
     """
 
     versions: Mapping[str, str]
     table_ids: Mapping[str, str]
     paths: tuple[str, ...]
     unversioned: str | None
+    needs_files: bool
 
 
 def batch_sources(df: DataFrame) -> BatchSources:
@@ -315,7 +319,9 @@ def batch_sources(df: DataFrame) -> BatchSources:
     table_ids: dict[str, str] = {}
     paths: list[str] = []
     unversioned: str | None = None
-    if is_changing(query_text(df)) or not is_deterministic(df):
+    text = query_text(df)
+    needs_files = "Sample " in text
+    if is_changing(text) or not is_deterministic(df):
         unversioned = "its result is not deterministic"
     for leaf in leaves(analyzed(df)):
         kind = kind_of(leaf)
@@ -330,6 +336,8 @@ def batch_sources(df: DataFrame) -> BatchSources:
             path, version = str(location.deltaLog().dataPath().toString()), str(location.version())
             table_ids[path] = str(location.metadata().id())
             paths.append(path)
+            # Further columns are those of `_metadata`.
+            needs_files |= leaf.output().size() > leaf.relation().schema().size()
             if versions.setdefault(path, version) != version:
                 unversioned = unversioned or "it reads two versions of a table"
         else:
@@ -339,7 +347,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
             for file in iterate(location.allFiles()):
                 path = str(file.getPath().toString())
                 versions[path] = f"{file.getLen()}@{file.getModificationTime()}"
-    return BatchSources(versions, table_ids, tuple(paths), unversioned)
+    return BatchSources(versions, table_ids, tuple(paths), unversioned, needs_files)
 
 
 def is_changing(text: str) -> bool:

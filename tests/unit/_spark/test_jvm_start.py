@@ -98,9 +98,15 @@ def test_spark_defaults_are_parsed_as_java_properties(
         ("try_cast(now CET as timestamp)", True),
         ("cast(todays_sales as date)", False),
         ("current_times", False),
+        ("current_user() AS #0", True),
+        ("find_user(#0)", False),
+        ("Sample 0.0, 0.5, false, Bernoulli", True),
+        ("Sample 0.0, 0.5, false, -7, Bernoulli", False),
     ],
 )
-def test_time_functions_make_a_query_depend_on_the_time(text: str, expected: bool) -> None:
+def test_some_functions_make_a_query_depend_on_the_time_or_the_run(
+    text: str, expected: bool
+) -> None:
     assert is_changing(text) is expected
 
 

@@ -76,6 +76,9 @@ final class NormalPlan {
     }
     if (!isSupported(node)) {
       String kind = node instanceof Join join ? join.joinType().sql() + " JOIN" : node.nodeName();
+      if (node instanceof LogicalRelation) {
+        kind = QueryChanges.index(node) == null ? "files that are not a Delta table" : "_metadata";
+      }
       throw unsupported(kind);
     }
     for (Expression expression : PlanParts.list(node.expressions())) {

@@ -4,6 +4,7 @@ import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
 import java.util.Comparator;
+import java.util.HashSet;
 import java.util.HexFormat;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -12,11 +13,13 @@ import java.util.regex.Pattern;
 import java.util.stream.IntStream;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.CommutativeExpression;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.EvalMode;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.FrameLessOffsetWindowFunction;
 import org.apache.spark.sql.catalyst.expressions.GreaterThan;
@@ -29,10 +32,18 @@ import org.apache.spark.sql.catalyst.expressions.MultiCommutativeOp;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.objects.Invoke;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Sort;
+import org.apache.spark.sql.catalyst.plans.logical.SubqueryAlias;
+import org.apache.spark.sql.catalyst.plans.logical.View;
+import org.apache.spark.sql.catalyst.plans.logical.Window;
 import org.apache.spark.sql.catalyst.util.package$;
+import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.NumericType;
@@ -40,6 +51,7 @@ import org.apache.spark.sql.types.ObjectType;
 import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
+import scala.runtime.AbstractPartialFunction;
 
 /** The text of a query, which is the same in every process. */
 public final class PlanText {
@@ -60,7 +72,58 @@ public final class PlanText {
   public static String canonical(LogicalPlan plan) {
     SQLConf conf = SQLConf.get().clone();
     conf.setConfString("spark.sql.debug.maxToStringFields", String.valueOf(Integer.MAX_VALUE));
-    return SQLConf.withExistingConf(conf, () -> ordered(plan.canonicalized()).toString());
+    return SQLConf.withExistingConf(conf, () -> ordered(pruned(plan).canonicalized()).toString());
+  }
+
+  /** The plan without the columns of tables that it does not use: a new one does not change it. */
+  private static LogicalPlan pruned(LogicalPlan plan) {
+    Set<ExprId> used = new HashSet<>();
+    List<LogicalPlan> parts = new ArrayList<>(PlanParts.list(plan.subqueriesAll()));
+    parts.add(plan);
+    for (LogicalPlan part : parts) {
+      PlanParts.output(part).forEach(column -> used.add(column.exprId()));
+      addUsed(part, used);
+    }
+    return plan.transformWithSubqueries(
+        new AbstractPartialFunction<LogicalPlan, LogicalPlan>() {
+          @Override
+          public boolean isDefinedAt(LogicalPlan node) {
+            return node instanceof LogicalRelation;
+          }
+
+          @Override
+          public LogicalPlan apply(LogicalPlan node) {
+            LogicalRelation leaf = (LogicalRelation) node;
+            List<AttributeReference> columns = new ArrayList<>(PlanParts.list(leaf.output()));
+            columns.removeIf(column -> !used.contains(column.exprId()));
+            return leaf.copy(
+                leaf.relation(),
+                PlanParts.seq(columns),
+                leaf.catalogTable(),
+                leaf.isStreaming(),
+                leaf.stream());
+          }
+        });
+  }
+
+  private static void addUsed(LogicalPlan node, Set<ExprId> used) {
+    boolean names =
+        node instanceof Project
+            || node instanceof Filter
+            || node instanceof Join
+            || node instanceof Aggregate
+            || node instanceof Window
+            || node instanceof Sort
+            || node instanceof SubqueryAlias
+            || node instanceof View;
+    for (LogicalPlan child : PlanParts.list(node.children())) {
+      if (names) {
+        PlanParts.list(node.references().toSeq()).forEach(column -> used.add(column.exprId()));
+      } else { // It may depend on all columns, as DISTINCT does.
+        PlanParts.output(child).forEach(column -> used.add(column.exprId()));
+      }
+      addUsed(child, used);
+    }
   }
 
   /** Whether each evaluation has the same result; Penstock's parsers of files count as such. */

@@ -71,7 +71,7 @@ final class TableChanges {
   /**
    * Reads the commits after a version.
    *
-   * @throws QueryChanges.UnsupportedException if the table had another schema meanwhile
+   * @throws QueryChanges.UnsupportedException if columns were removed or changed meanwhile
    */
   TableChanges(SparkSession session, long since, Snapshot snapshot) {
     this.session = session;
@@ -121,9 +121,10 @@ final class TableChanges {
       }
     } else if (action instanceof Metadata metadata) {
       Metadata old = before().metadata();
+      // The query reads none of the new columns: else it would be another one.
       boolean isSame =
           metadata.id().equals(old.id())
-              && metadata.schemaString().equals(old.schemaString())
+              && Set.of(metadata.schema().fields()).containsAll(List.of(old.schema().fields()))
               && metadata.partitionColumns().equals(old.partitionColumns());
       if (!isSame) {
         throw new QueryChanges.UnsupportedException("the schema of a source changed");
