@@ -103,6 +103,12 @@ def all_orders():
 def strictly_parsed():
     order = F.from_json("status", "id STRING", {"mode": "FailFast"}).alias("order")
     return dp.read_stream("orders").select(order)
+
+
+@dp.table
+def loaded():
+    files = spark.readStream.format("cloudFiles").option("cloudFiles.format", "json")
+    return files.schema("id STRING").load("landing")
 """,
         encoding="utf-8",
     )
@@ -152,7 +158,7 @@ def test_plan_rules_apply_to_views_and_sql(report: LintReport):
     joins = [message for rule, _, message in of_file(report, "more.py") if rule == "PSL104"]
     assert len(joins) == 1  # one side of the bound is open
     assert not any("by_time" in message for _, _, message in of_file(report, "more.py"))
-    # One group, the watermark of a view that is inlined, and a parser that fails.
+    # One group, the watermark of a view that is inlined, a parser that fails, and Auto Loader.
     more = {rule for rule, _, _ in of_file(report, "more.py")}
     assert not more & {"PSL101", "PSL108", "PSL506"}
 

@@ -108,7 +108,9 @@ class _Reader:
         self._derived[item.exprId().id()] = references, text
         for part in walk(item) if _NOTED.search(text) else ():
             if name := _PARSERS.get(kind_of(part)):
-                is_strict = "(mode,failfast)" in _options(part)
+                # Auto Loader's own parsers rescue what they cannot parse.
+                is_own = str(item.name()).startswith("__files_")
+                is_strict = is_own or "(mode,failfast)" in _options(part)
                 (self._strict if is_strict else self._lenient).add(name)
 
     def _all_parts(self, attribute: int) -> set[int]:
