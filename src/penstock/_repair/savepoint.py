@@ -25,6 +25,7 @@ from penstock._execution.savepoints import (
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
+from penstock._observe.codec import time_text
 from penstock._repair.backfill import backfill_journal
 from penstock._repair.quarantine_replay import replay_journal
 from penstock._repair.reading import stopped_storage, storage_session
@@ -86,7 +87,7 @@ def take_savepoint(pipeline: OpenPipeline, name: str) -> Savepoint:
         files.copy_tree(layout.source_files(flow.flow, epoch), f"{folder}/files")
     savepoint = Savepoint(
         name=name,
-        created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        created_at=time_text(datetime.now(UTC)),
         tables=tables,
         flows=tuple(flows),
     )

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from penstock._observe.codec import time_text
 from penstock._runtime.boundary import disk_full
 from penstock._runtime.ports import ProcessTable
 from penstock._runtime.system import SystemProcesses
@@ -195,7 +196,7 @@ def own_record(holder: Mapping[str, str], processes: ProcessTable) -> dict[str, 
         **holder,
         "pid": pid,
         "host": socket.gethostname(),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "since": time_text(datetime.now(UTC)),
         "process_started": None if info is None else info.started,
     }
 
@@ -221,8 +222,8 @@ def describe_holder(record: Mapping[str, Any]) -> str:
         return "an unknown process"
     host = record.get("host")
     location = "" if host == socket.gethostname() else f" on {host}"
-    command = f" ({record['command']})" if record.get("command") else ""
-    return f"process {pid}{location}{command}, since {record.get('since', 'an unknown time')}"
+    command = f"{record['command']}, " if record.get("command") else ""
+    return f"process {pid}{location} ({command}since {record.get('since', 'an unknown time')})"
 
 
 def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
