@@ -196,6 +196,20 @@ def test_the_sources_of_recursive_queries_have_versions(spark, tmp_path):
     assert query_text(first) == query_text(second)
 
 
+def test_the_text_of_a_query_changes_with_the_columns_that_it_reads(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (a INT, b INT) USING delta")
+    queries = [
+        f"SELECT {columns} FROM {table}"
+        for columns in ("a AS x", "b AS x", "max(a) AS x", "max(b) AS x", "a + b AS x", "*")
+    ]
+    before = [query_text(spark.sql(query)) for query in queries]
+    assert len(set(before)) == len(queries)
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN c INT")
+    after = [query_text(spark.sql(query)) for query in queries]
+    assert [x == y for x, y in zip(before, after, strict=True)] == [True] * 5 + [False]
+
+
 @pytest.mark.usefixtures("small_queries")
 def test_sums_of_large_decimals_keep_their_last_decimal(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"

@@ -75,7 +75,10 @@ public final class PlanText {
     return SQLConf.withExistingConf(conf, () -> ordered(pruned(plan).canonicalized()).toString());
   }
 
-  /** The plan without the columns of tables that it does not use: a new one does not change it. */
+  /**
+   * The plan without the last columns of tables if it does not use them: a new one does not change
+   * it. Others stay, as canonical plans have positions instead of names.
+   */
   private static LogicalPlan pruned(LogicalPlan plan) {
     Set<ExprId> used = new HashSet<>();
     List<LogicalPlan> parts = new ArrayList<>(PlanParts.list(plan.subqueriesAll()));
@@ -94,11 +97,14 @@ public final class PlanText {
           @Override
           public LogicalPlan apply(LogicalPlan node) {
             LogicalRelation leaf = (LogicalRelation) node;
-            List<AttributeReference> columns = new ArrayList<>(PlanParts.list(leaf.output()));
-            columns.removeIf(column -> !used.contains(column.exprId()));
+            List<AttributeReference> columns = PlanParts.list(leaf.output());
+            int size = columns.size();
+            while (size > 0 && !used.contains(columns.get(size - 1).exprId())) {
+              size--;
+            }
             return leaf.copy(
                 leaf.relation(),
-                PlanParts.seq(columns),
+                PlanParts.seq(columns.subList(0, size)),
                 leaf.catalogTable(),
                 leaf.isStreaming(),
                 leaf.stream());
