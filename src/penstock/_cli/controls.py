@@ -93,7 +93,7 @@ class ProcessControl:
                 "runs": None
                 if holder is None
                 else {
-                    "command": _command(holder),
+                    "command": holder.get("command") or "",
                     "since": str(holder.get("since") or ""),
                     "is_here": holder.get("host") == socket.gethostname(),
                 },
@@ -147,7 +147,7 @@ class ProcessControl:
                 )
             if holder.items() >= NOT_STOPPABLE.items():
                 raise _refused(
-                    f"pipeline {self._name!r} is held by {_command(holder)}, process "
+                    f"pipeline {self._name!r} is held by {holder.get('command')}, process "
                     f"{holder['pid']}, which is not an update: it ends by itself, with Ctrl-C in "
                     f"its terminal, or with `kill -INT {holder['pid']}`"
                 )
@@ -178,7 +178,7 @@ class ProcessControl:
             holder = self._holder()
             if holder is not None:
                 raise _refused(
-                    f"pipeline {self._name!r} is held by {_command(holder) or 'a process'}"
+                    f"pipeline {self._name!r} is held by {holder.get('command') or 'a process'}"
                 )
             if any(job.process.poll() is None for job in self._jobs):
                 raise _refused("the previous command has not ended yet")
@@ -204,11 +204,6 @@ class ProcessControl:
 
     def _note(self, what: str) -> None:
         print(f"{self._name}: {what}, {self._requester}", file=sys.stderr, flush=True)
-
-
-def _command(holder: Mapping[str, Any]) -> str:
-    """The command as typed, also if Python runs the module."""
-    return str(holder.get("command") or "").replace("__main__.py", "penstock", 1)
 
 
 def _identity(holder: Mapping[str, Any]) -> tuple[object, ...]:

@@ -188,11 +188,12 @@ def record_of(text: bytes | str) -> dict[str, Any]:
 def own_record(holder: Mapping[str, str], processes: ProcessTable) -> dict[str, Any]:
     pid = os.getpid()
     info = processes.look_up(pid)
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":  # python -m penstock
+        program = program.parent
     return {
         # Only the program and the subcommand: options may hold secrets.
-        "command": shlex.join(
-            [Path(sys.argv[0]).name, *(word for word in sys.argv[1:2] if word[:1] != "-")]
-        ),
+        "command": shlex.join([program.name, *(word for word in sys.argv[1:2] if word[:1] != "-")]),
         **holder,
         "pid": pid,
         "host": socket.gethostname(),
@@ -232,7 +233,8 @@ def _held(path: Path, record: Mapping[str, Any]) -> SetupError:
     return SetupError(
         "LEASE_HELD",
         f"another update writes here: {describe_holder(record)} holds {path}",
-        hint=f"wait for it to end, or stop it: kill {record.get('pid')}{location}",
+        hint="wait for it to end, or stop it with 'penstock stop' in its project or "
+        f"'kill {record.get('pid')}'{location}",
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._runtime.lease import Lease, LeaseEnvironment
+from penstock._runtime.lease import Lease, LeaseEnvironment, own_record
 from penstock._runtime.ports import ProcessInfo
 from penstock._runtime.system import SystemProcesses
 from penstock.errors import SetupError
@@ -80,6 +80,12 @@ def test_second_holder_is_refused_with_the_pid_in_under_a_second(tmp_path, hold)
     assert f"process {first.pid} (lease_holder.py " in caught.value.message
     assert "since 20" in caught.value.message
     assert f"kill {first.pid}" in caught.value.hint
+
+
+def test_module_is_shown_as_its_package(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/env/penstock/__main__.py", "run", "--conf=a=b"])
+    record = own_record(HOLDER, SystemProcesses())
+    assert record["command"] == "penstock run"
 
 
 def test_second_process_is_refused_when_this_one_holds_the_lease(tmp_path):
