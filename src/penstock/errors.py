@@ -161,7 +161,7 @@ class UpdateFailedError(PenstockError):
     def __init__(self, failures: Sequence[PenstockError]) -> None:
         self.failures = tuple(failures)
         flows = "1 flow" if len(self.failures) == 1 else f"{len(self.failures)} flows"
-        super().__init__("UPDATE_FAILED", f"{flows} failed; the others finished")
+        super().__init__("UPDATE_FAILED", f"{flows} failed")
 
 
 class SetupError(PenstockError):

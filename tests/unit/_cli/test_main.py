@@ -109,7 +109,7 @@ def test_every_command_has_help(command: str) -> None:
         (
             UpdateFailedError([]),
             1,
-            "Error: [UPDATE_FAILED] 0 flows failed; the others finished\n",
+            "Error: [UPDATE_FAILED] 0 flows failed\n",
         ),
         (SetupError("NO_JAVA", "no Java"), 3, "Error: [NO_JAVA] no Java\n"),
         (typer.BadParameter("no"), 2, "Error: Invalid value: no\n"),
