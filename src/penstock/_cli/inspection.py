@@ -223,7 +223,7 @@ def quality(
     output: options.Output = "text",
 ) -> None:
     """Print how many rows passed and failed each rule, per batch. JSON has an object per line."""
-    from penstock._observe import log
+    from penstock._observe import log, segments
     from penstock._observe.rule_counts import rule_counts
     from penstock._project.event_store import read_events_of
 
@@ -236,7 +236,8 @@ def quality(
             options.print_json(row, indent=None)
         return
     if not batches:
-        hint = "" if chosen is None else "; --update all prints those of all updates"
+        has_others = chosen is not None and len(segments.updates(directory)) > 1
+        hint = "; --update all prints those of all updates" if has_others else ""
         print(f"no batch has counts of rules{hint}", file=sys.stderr)
         return
     heads = ("timestamp", "flow", "batch_id", "rule", "passed", "failed")

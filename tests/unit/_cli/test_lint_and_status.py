@@ -234,7 +234,7 @@ def test_status_fails_when_the_update_failed(project: Path, capsys: pytest.Captu
 
 def test_quality_has_a_line_per_batch_and_rule(project: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["quality"]) == 0
-    assert "no batch has counts" in capsys.readouterr().err
+    assert capsys.readouterr().err == "no batch has counts of rules\n"
     log = EventLog(project / "events")
     for number, failed in ((0, 0), (1, 1), (None, 0)):
         origin = EventOrigin(
