@@ -99,7 +99,7 @@ _ROWS = (
         *("PSL205", "no-rate-limit", _NOTE),
         "a source without a limit per batch",
         "The first batch, and the first batch after an outage, contain the whole backlog.",
-        "Set `maxOffsetsPerTrigger`, `maxFilesPerTrigger` or `maxBytesPerTrigger`.",
+        "Set the option of the source that limits a batch.",
     ),
     (
         *("PSL206", "source-without-replay", _WARNING),

@@ -12,10 +12,10 @@ from penstock._model.query_facts import QueryFacts, ReadFacts, StateFacts, State
 _FILES = {"json", "csv", "parquet", "orc", "text", "avro", "xml", "cloudfiles", "binaryfile"}
 _INFERRED = _FILES - {"text", "binaryfile", "cloudfiles"}
 _LIMITS = {
-    "kafka": ("maxoffsetspertrigger",),
-    "eventhubs": ("maxeventspertrigger", "eventhubs.maxeventspertrigger"),
+    "kafka": ("maxOffsetsPerTrigger",),
+    "eventhubs": ("maxEventsPerTrigger", "eventhubs.maxEventsPerTrigger"),
     # Delta and Auto Loader have a limit by default.
-    **dict.fromkeys(_FILES - {"cloudfiles"}, ("maxfilespertrigger", "maxbytespertrigger")),
+    **dict.fromkeys(_FILES - {"cloudfiles"}, ("maxFilesPerTrigger", "maxBytesPerTrigger")),
 }
 _STARTS = ("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp")
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$", re.I)
@@ -109,8 +109,8 @@ def _of_read(read: ReadFacts) -> Iterator[tuple[str, str]]:
         if read.source in _INFERRED and not read.has_schema:
             yield "PSL203", f"the stream infers the schema of {read.source} files"
     limits = _LIMITS.get(read.source, ())
-    if limits and not read.is_own and not any(limit in options for limit in limits):
-        yield "PSL205", f"the {read.source} stream has no limit per batch"
+    if limits and not read.is_own and not any(limit.lower() in options for limit in limits):
+        yield "PSL205", f"the {read.source} stream has no limit per batch, such as {limits[0]}"
 
 
 def _of_kafka(read: ReadFacts) -> Iterator[tuple[str, str]]:

@@ -94,6 +94,12 @@ def test_risky_options_of_streams_are_reported(
     assert rules_of_read(source, streaming=False, **options) == []
 
 
+def test_missing_limit_names_an_option_of_the_source():
+    read = ReadFacts(source="json", origin=AT, is_streaming=True, has_schema=True)
+    (finding,) = findings_of_read("f", AT, read)
+    assert finding.message == "the json stream has no limit per batch, such as maxFilesPerTrigger"
+
+
 def rules_of_query(
     target: DatasetKind | None = DatasetKind.STREAMING_TABLE, **facts: Any
 ) -> list[str]:
