@@ -72,6 +72,9 @@ _TOKEN = re.compile(
     r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\")",
     re.DOTALL,
 )
+_SECRET = re.compile(
+    r"\b(?:try_)?secret\(\s*(['\"])([^'\"]+)\1\s*,\s*(['\"])([^'\"]+)\3", re.IGNORECASE
+)
 _SET = re.compile(r"(?:^|;)\s*SET\s+([\w.\-]+)\s*=", re.IGNORECASE)
 
 
@@ -82,6 +85,9 @@ def sql_findings(text: str) -> Iterator[Finding]:
         line = 1 + text.count("\n", 0, match.start(1))
         yield Finding(FindingKind.KEY_SET, match.group(1), line)
     yield from references_in(text)
+    for match in _SECRET.finditer(text):
+        line = 1 + text.count("\n", 0, match.start())
+        yield Finding(FindingKind.SECRET, f"{match[2]}/{match[4]}", line)
     for match in _TOKEN.finditer(text):
         line = 1 + text.count("\n", 0, match.start())
         # As Python's f-strings are shown: `/Volumes/{catalog}/raw`.

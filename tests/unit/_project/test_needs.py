@@ -88,8 +88,11 @@ def test_missing_secrets_are_found(project, monkeypatch):
         "option('a', '${secret:TOKEN}')\n"
         "option('a', '${not.a.key}')\n",
     )
+    project.write(
+        "b.sql", "-- secret('no', 'x')\nSELECT secret('s', 'k'), SECRET( \"kafka\", 'user')\n"
+    )
     result = _needs(project)
-    assert [need.name for need in result.secrets] == ["kafka/password", "{s}/x"]
+    assert [need.name for need in result.secrets] == ["kafka/password", "{s}/x", "s/k"]
     assert result.settings == ()
 
 
