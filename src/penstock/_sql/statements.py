@@ -32,7 +32,8 @@ class Statement:
     def is_display(self) -> bool:
         """Whether it only shows a result, as a query in a notebook cell does."""
         words = [token.word for token in self.tokens if token.kind is not TokenKind.COMMENT]
-        if not words or words[0] in _SHOWN_ONLY:
+        # `END` closes a `BEGIN`, which is reported.
+        if not words or words[0] in _SHOWN_ONLY or words == ["END"]:
             return True
         if words[0] == "SET" and "=" not in words:  # `SET key` shows a value
             return not {*words[1:2]} & _SET_WITHOUT_EQUALS

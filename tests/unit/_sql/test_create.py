@@ -370,6 +370,7 @@ def test_error_has_position_problem_and_alternatives(sql, text, line, message, h
          "SQL_STATEMENT_NOT_SUPPORTED", "`MERGE INTO`"),
         ("DROP TABLE t", "SQL_STATEMENT_NOT_SUPPORTED", "`DROP TABLE`"),
         ("DECLARE x INT", "SQL_STATEMENT_NOT_SUPPORTED", "`DECLARE`"),
+        ("BEGIN SELECT 1; END;", "SQL_STATEMENT_NOT_SUPPORTED", "`BEGIN`"),
         ("GRANT SELECT ON t TO me", "SQL_STATEMENT_NOT_SUPPORTED", "`GRANT`"),
         ("CREATE STREAMING TABLE t (a INT MASK f USING COLUMNS (b))", "COLUMN_MASK_NOT_SUPPORTED",
          "column 'a'"),
