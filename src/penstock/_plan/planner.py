@@ -123,6 +123,7 @@ def make_plan(
         tables=tables,
         runs=tuple(_views_last(runs)),
         excluded=tuple(n.key for n in graph.stored() if n.key not in selected),
+        excluded_sinks=tuple(n for n in graph.sinks if n not in selected and not sinks_too),
         continuous=options.continuous,
         notes=tuple(all_notes),
         setup_retries=update_retries(conf),

@@ -76,6 +76,7 @@ class Plan:
     tables: tuple[PrepareTable, ...] = ()  # prepared next, upstream before downstream
     runs: tuple[RunStep, ...] = ()  # in topological order; each is started after its `upstream`
     excluded: tuple[str, ...] = ()  # datasets (keys) that the selection leaves out
+    excluded_sinks: tuple[str, ...] = ()
     continuous: bool = False  # all flows run until stopped
     notes: tuple[str, ...] = ()  # what the user should know before it starts, one sentence each
     setup_retries: int | None = None  # of a reset or preparation; None = as the update has it

@@ -1,6 +1,5 @@
 """Emits the events of an update."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock._observe.bus import EventBus
@@ -62,10 +61,15 @@ class UpdateReporter:
         info = None if error is None else error_info(error)
         self._bus.emit(Event(self._origin, UpdateProgress(state), message, error=info))
 
-    def excluded(self, datasets: Iterable[str]) -> None:
-        """The selection leaves these datasets out."""
-        for name in datasets:
-            origin = replace(self._origin, dataset_name=name)
+    def excluded(self, plan: Plan) -> None:
+        """The selection leaves some datasets and sinks out."""
+        for name in (*plan.excluded, *plan.excluded_sinks):
+            is_sink = name in plan.excluded_sinks
+            origin = (
+                replace(self._origin, sink_name=name)
+                if is_sink
+                else replace(self._origin, dataset_name=name)
+            )
             body = FlowProgress(FlowStatus.EXCLUDED)
             self._bus.emit(Event(origin, body, f"{name} is excluded by the selection"))
 

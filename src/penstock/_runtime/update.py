@@ -139,7 +139,7 @@ class Update:
         the calling thread) leaves after the engine was told to stop everything.
         """
         try:
-            self._report.excluded(self._plan.excluded)
+            self._report.excluded(self._plan)
             for task in self._board:
                 self._report.flow(task, FlowStatus.QUEUED, f"{task.name} is queued")
             self._supervisor.fail_refused(self._plan.refused)

@@ -118,7 +118,10 @@ def test_only_the_sink_runs_when_a_sink_is_selected(shop, name):
 
 
 def test_sinks_are_excluded_when_only_tables_are_selected(shop):
-    assert [step.flow for step in plan_of(shop, refresh=("alerts",)).runs] == ["alerts"]
+    plan = plan_of(shop, refresh=("alerts",))
+    assert [step.flow for step in plan.runs] == ["alerts"]
+    assert plan.excluded_sinks == ("out",)
+    assert plan_of(shop).excluded_sinks == plan_of(shop, refresh=("out",)).excluded_sinks == ()
 
 
 def test_sink_and_table_run_when_both_are_selected(shop):

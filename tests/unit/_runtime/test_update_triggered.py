@@ -24,7 +24,7 @@ def test_diamond_runs_branches_side_by_side_when_their_upstream_is_done():
 
 def test_events_name_dataset_flow_and_update():
     runs = [stream("a", target="c.s.a"), stream("out", "c.s.a", target="webhook")]
-    harness = Harness(runs, tables=["c.s.a"], excluded=("c.s.x",))
+    harness = Harness(runs, tables=["c.s.a"], excluded=("c.s.x",), excluded_sinks=("y",))
     harness.run()
     origin = harness.last("a").origin
     assert (origin.pipeline_name, origin.update_id) == ("shop", "u1")
@@ -34,6 +34,8 @@ def test_events_name_dataset_flow_and_update():
     excluded = harness.events[0]
     assert excluded.body == FlowProgress(FlowStatus.EXCLUDED)
     assert (excluded.origin.dataset_name, excluded.origin.flow_name) == ("c.s.x", "")
+    assert harness.events[1].body == excluded.body
+    assert (harness.events[1].origin.dataset_name, harness.events[1].origin.sink_name) == ("", "y")
 
 
 def test_empty_plan_completes_when_there_is_nothing_to_do():
