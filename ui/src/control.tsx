@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { act, getControl, useAnswer, type Control, type Job } from "./api";
-import { count, moment, seconds } from "./format";
+import { count, moment, rowsText, seconds } from "./format";
 import { useNow } from "./place";
 
 const AGAIN_MS = 2000;
@@ -131,8 +131,6 @@ export function RefreshButtons({ pipelineKey, name, display }: { pipelineKey: st
     </Said>
   );
 }
-
-const rowsText = (rows: number) => `${count(rows)} ${rows === 1 ? "row" : "rows"}`;
 
 interface ReplayProps {
   /** Of `useControl`. */

@@ -2,7 +2,7 @@
 import { getDataset, useAnswer, type Dataset, type Flow, type Link, type Update } from "./api";
 import { Chart, RuleBars } from "./chart";
 import { RefreshButtons } from "./control";
-import { brief, bytes, count, lag, moment, percent, rate, seconds, short, when } from "./format";
+import { behind, bytes, count, lag, moment, percent, rate, rowsText, seconds, short, when } from "./format";
 import { Empty, Fact, FailureBox, Reading, Silent } from "./parts";
 import { to } from "./place";
 import { Waiting } from "./lag";
@@ -104,7 +104,9 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
           <Fact name="Lag" alarm={!!card.lag && card.state === "RUNNING"}>
             {lag(card.lag, card.waiting_files)}
           </Fact>
-          <Fact name="Watermark behind">{brief(card.watermark_delay_seconds)}</Fact>
+          <Fact name="Watermark" alarm={(card.watermark_delay_seconds ?? 0) < 0}>
+            {behind(card.watermark_delay_seconds)}
+          </Fact>
           <Fact name="Quarantined" alarm={card.quarantined > 0}>
             {card.quarantined > 0 ? <a href={to.quarantine(pipelineKey, name)}>{short(card.quarantined)}</a> : "0"}
           </Fact>
@@ -274,10 +276,10 @@ function FlowPanel({ flow }: { flow: Flow }) {
                   <>
                     <dt>{operator.operator}</dt>
                     <dd>
-                      {operator.rows !== null && `${count(operator.rows)} rows, `}
+                      {operator.rows !== null && `${rowsText(operator.rows)}, `}
                       {bytes(operator.memory_bytes)}
-                      {!!operator.duplicates_dropped && `, ${count(operator.duplicates_dropped)} duplicates in the last batch`}
-                      {!!operator.dropped_by_watermark && `, ${count(operator.dropped_by_watermark)} rows too late in the last batch`}
+                      {!!operator.duplicates_dropped && `, ${count(operator.duplicates_dropped)} ${operator.duplicates_dropped === 1 ? "duplicate" : "duplicates"} in the last batch`}
+                      {!!operator.dropped_by_watermark && `, ${rowsText(operator.dropped_by_watermark)} too late in the last batch`}
                     </dd>
                   </>
                 ))}
@@ -285,7 +287,7 @@ function FlowPanel({ flow }: { flow: Flow }) {
                   <>
                     <dt>watermark</dt>
                     <dd>
-                      {moment(Date.parse(progress.watermark))}, {brief(progress.watermark_delay_seconds)} behind
+                      {moment(Date.parse(progress.watermark))}, {behind(progress.watermark_delay_seconds)}
                     </dd>
                   </>
                 )}

@@ -3,6 +3,7 @@ const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
 export const count = (value: number) => whole.format(value);
+export const rowsText = (rows: number) => `${count(rows)} ${rows === 1 ? "row" : "rows"}`;
 export const short = (value: number) => (Math.abs(value) < 100_000 ? whole.format(value) : compact.format(value));
 
 /** What waits at the sources of a dataset. */
@@ -36,6 +37,12 @@ export function brief(value: number | null): string {
   if (value < 59.5) return seconds(value);
   if (value < 3600) return `${Math.round(value / 60)} min`;
   return value < 172_800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86_400)} d`;
+}
+
+/** A watermark in relation to the clock. */
+export function behind(delay: number | null): string {
+  if (delay === null) return "–";
+  return delay < 0 ? `${brief(-delay)} ahead` : `${brief(delay)} behind`;
 }
 
 export function bytes(value: number | null): string {

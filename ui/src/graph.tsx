@@ -108,6 +108,7 @@ class CardBox extends Component<CardProps> {
     const style = { transform: `translate(${box.x}px, ${box.y}px)`, width: `${box.w}px`, height: `${box.h}px` };
     const classes = `card${isSmall(card) ? "" : ` tone-${look(card.state).tone}`}${isSmall(card) ? " small" : ""}${dim ? " dim" : ""}${near ? " near" : ""}`;
     const focus = () => onFocus(card.id);
+    const delay = card.watermark_delay_seconds;
     if (isSmall(card))
       return (
         <a class={classes} style={style} href={href} data-card={card.id} title={card.name} onFocus={focus} draggable={false}>
@@ -129,7 +130,7 @@ class CardBox extends Component<CardProps> {
           <Figure name={card.kind === "materialized view" ? "refresh" : "batch"} value={brief(card.batch_seconds)} />
           <Figure name="rows" value={short(card.rows)} />
           <Figure name="lag" value={lag(card.lag, card.waiting_files)} alarm={!!card.lag && card.state === "RUNNING"} />
-          <Figure name="watermark" value={card.watermark_delay_seconds === null ? "–" : `−${brief(card.watermark_delay_seconds)}`} />
+          <Figure name="watermark" value={delay === null ? "–" : `${delay < 0 ? "+" : "−"}${brief(Math.abs(delay))}`} alarm={(delay ?? 0) < 0} />
           {card.quarantined || !card.dropped ? (
             <Figure name="quarantined" value={short(card.quarantined)} alarm={card.quarantined > 0} />
           ) : (

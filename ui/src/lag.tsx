@@ -1,13 +1,13 @@
 /** What waits at a source of a flow, how old it is, and until when it is there. */
 import type { Partition, Source } from "./api";
-import { brief, bytes, count } from "./format";
+import { brief, bytes, count, rowsText } from "./format";
 
 function summary(source: Source): string[] {
   const { files, versions, waiting_rows: rows } = source;
   const parts: (string | false)[] = [
     files !== null && `${count(files)} ${files === 1 ? "file" : "files"} not read yet`,
     versions !== null && `${count(versions)} ${versions === 1 ? "version" : "versions"} not read yet`,
-    rows !== null && `${count(rows)} ${rows === 1 ? "row" : "rows"}`,
+    rows !== null && rowsText(rows),
     source.bytes !== null && bytes(source.bytes),
     !!(files || versions) && source.seconds_behind !== null && `oldest ${brief(source.seconds_behind)} old`,
   ];

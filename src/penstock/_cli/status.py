@@ -394,6 +394,8 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
     if watermark is not None:
         delay = watermark["delay_seconds"]
         behind = "" if delay is None else f", {delay:g} s behind the batch"
+        if delay is not None and delay < 0:
+            behind = f", {-delay:,.0f} s ahead of the batch"
         yield f"watermark: {watermark['value'] or 'not yet'}{behind}"
     for rule in flow["rules"]:
         yield f"rule {rule['name']}: {rule['passed']:,} passed, {rule['failed']:,} failed"

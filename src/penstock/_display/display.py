@@ -11,6 +11,7 @@ from penstock._display.terminal import Output, Terminal, console, detect
 from penstock._display.text import seconds
 from penstock._model.quantity import plural
 from penstock._observe.bus import EventBus
+from penstock._observe.codec import time_text
 from penstock._observe.events import FlowStatus, UpdateState
 from penstock._observe.snapshot import UpdateView, update_view
 from penstock._observe.state import ObservedUpdate
@@ -132,7 +133,11 @@ def summary_lines(view: UpdateView) -> list[str]:
         if dataset.deleted:
             lines.append(f"{plural(dataset.deleted, 'row')} of {dataset.display} deleted")
         if dataset.late:
-            lines.append(f"{plural(dataset.late, 'late row')} of {dataset.display}")
+            why = ""
+            if dataset.early_watermark is not None:
+                until = time_text(dataset.early_watermark)
+                why = f": the watermark is ahead of the clock, at {until}"
+            lines.append(f"{plural(dataset.late, 'late row')} of {dataset.display}{why}")
         if dataset.duplicates:
             duplicates = plural(dataset.duplicates, "duplicate")
             lines.append(f"{duplicates} of {dataset.display} left out")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from penstock._observe.events import TERMINAL_STATES, ErrorInfo, FlowStatus, UpdateState
+from penstock._observe.spark_progress import watermark_delay, watermark_of
 from penstock._observe.state import ENDED, ObservedDataset, ObservedFlow, ObservedUpdate
 
 Number = TypeVar("Number", int, float)
@@ -42,7 +43,7 @@ class DatasetView:
     `display` is the shortest unique suffix of its name. `rows` of a materialized view are those of
     the latest refresh. `rows_per_second` is of the last batches, `None` when they are old; `lag` is
     as of the last batch. `dropped` includes quarantined rows; `last_error` may have been followed
-    by a restart.
+    by a restart. `early_watermark` is one that is ahead of the clock.
     """
 
     name: str
@@ -55,6 +56,7 @@ class DatasetView:
     quarantined: int
     dropped: int
     late: int
+    early_watermark: datetime | None
     duplicates: int
     deleted: int
     lag: int | None
@@ -121,6 +123,7 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
         for flow in flows
         if flow.started is not None
     ]
+    reports = [flow.progress for flow in flows]
     errors = [flow.last_error for flow in flows if flow.last_error is not None]
 
     def count(name: str) -> int:
@@ -139,6 +142,9 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
         quarantined=count("quarantined_records"),
         dropped=count("dropped_records"),
         late=count("late_records"),
+        early_watermark=next(
+            (watermark_of(p) for p in reports if (watermark_delay(p) or 0) < 0), None
+        ),
         duplicates=count("duplicate_records"),
         deleted=count("num_deleted_rows"),
         lag=known_sum(flow.backlog for flow in flows),

@@ -1,10 +1,11 @@
 """Readers of Spark's `StreamingQueryProgress`."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 _NEVER = "1970-01-01T00:00:00"
+_LAST = datetime.max.replace(tzinfo=UTC)
 
 Progress = Mapping[str, Any]
 
@@ -20,7 +21,8 @@ def timestamp_of(text: Any) -> datetime | None:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        return None
+        # Milliseconds taken for seconds lead beyond the years of Python.
+        return _LAST if text.startswith("+") else None
 
 
 def began_at(progress: Progress) -> datetime | None:
@@ -49,7 +51,7 @@ def watermark_of(progress: Progress) -> datetime | None:
 
 
 def watermark_delay(progress: Progress) -> float | None:
-    """Seconds from the watermark to the start of the micro-batch."""
+    """Seconds from the watermark to the start of the micro-batch; negative if it is ahead."""
     watermark, began = watermark_of(progress), began_at(progress)
     if watermark is None or began is None:
         return None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock._model.lineage import ColumnInput, FlowLineage, LineageSource
+from penstock._observe.codec import time_text
 from penstock._observe.events import DatasetDefinition, ErrorInfo, LagProgress, Rule
 from penstock._observe.lag import lag_sources, problem_of, waiting_rows
 from penstock._observe.snapshot import known_sum
@@ -13,7 +14,7 @@ from penstock._observe.spark_progress import (
     durations_of,
     operators_of,
     watermark_delay,
-    watermark_text,
+    watermark_of,
 )
 from penstock._observe.state import ObservedDataset
 
@@ -24,14 +25,14 @@ _MAX_COLUMNS = 2000
 
 def progress_view(body: Progress, measured: LagProgress | None) -> dict[str, Any]:
     """The part of a StreamingQueryProgress that the dashboard shows, with the measured lag."""
-    sources, delay = lag_sources(body, measured), watermark_delay(body)
+    sources, watermark = lag_sources(body, measured), watermark_of(body)
     return {
         "batch_id": body.get("batchId"),
         "durations_ms": {
             str(name): value for name, value in durations_of(body).items() if isinstance(value, int)
         },
-        "watermark": watermark_text(body),
-        "watermark_delay_seconds": None if delay is None else max(0.0, delay),
+        "watermark": None if watermark is None else time_text(watermark),
+        "watermark_delay_seconds": watermark_delay(body),
         "sources": [_source(source) for source in sources],
         "waiting_rows": waiting_rows(sources),
         "waiting_files": known_sum(source["files"] for source in sources),

@@ -134,7 +134,8 @@ def _record(project: Path, *, failed: bool) -> None:
         stream_progress(
             batch,
             {"batchId": 4, "numInputRows": 7, "durationMs": {"triggerExecution": 500}}
-            | {"sources": [source]},
+            | {"timestamp": "2026-01-01T00:00:00Z", "sources": [source]}
+            | {"eventTime": {"watermark": "2027-01-01T00:00:00.000Z"}},
         )
     )
     metrics = FlowMetrics(num_input_rows=7, batch_duration_ms=500, backlog_records=12)
@@ -164,7 +165,9 @@ def test_status_shows_the_newest_update(
     assert max(map(len, lines[3:])) <= 70
     assert lines[3].split() == ["flow", "state", "rows", "processed/s", "lag", "quarantined"]
     assert main(["status", "--flow", "a"]) == 0
-    assert "orders/0: at 7 of 19, 12 behind" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "orders/0: at 7 of 19, 12 behind" in text
+    assert "watermark: 2027-01-01T00:00:00.000Z, 31,536,000 s ahead of the batch" in text
     assert main(["status", "--watch", "--output", "json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert (body["flows"][0]["lag"]["records"], body["is_alive"]) == (12, False)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from made_events import definition, flow_progress, plan_warning
+from made_events import definition, flow_progress, plan_warning, stream_progress
 from rich.console import Console
 
 from penstock._display.display import (
@@ -223,6 +223,8 @@ def test_late_and_duplicate_rows_and_warnings_are_reported(recorder) -> None:
         )
         recorder.add(flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics), 0.1)
     recorder.status("silver", FlowStatus.COMPLETED)
+    times = {"eventTime": {"watermark": "+57970-01-01T00:00:00.000Z"}}
+    recorder.add(stream_progress(origin, {"timestamp": "2026-01-01T00:00:00.000Z", **times}))
     lines = printed(recorder.events)
     assert lines[0] == "WARN silver: the aggregation keeps every group"
     assert lines[-1].endswith(
@@ -232,7 +234,7 @@ def test_late_and_duplicate_rows_and_warnings_are_reported(recorder) -> None:
     assert final_line(view).endswith("10 rows written, 6 quarantined, 8 dropped")
     assert summary_lines(view) == [
         "4 rows of silver deleted",
-        "3 late rows of silver",
+        "3 late rows of silver: the watermark is ahead of the clock, at 9999-12-31T23:59:59.999Z",
         "1 duplicate of silver left out",
     ]
 

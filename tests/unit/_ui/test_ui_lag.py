@@ -81,6 +81,14 @@ def test_backlog_measured_outside_the_batch_is_shown():
     assert shown["seconds_to_loss"] is None
 
 
+def test_card_shows_a_watermark_that_is_ahead_of_the_clock():
+    model = _model()
+    times = {"eventTime": {"watermark": "2026-03-04T11:00:00.000Z"}}
+    model.fold(stream_progress(ORIGIN, {"timestamp": "2026-03-04T10:00:00.000Z", **times}))
+    (card,) = model.cards()
+    assert card["watermark_delay_seconds"] == -3600
+
+
 def test_card_shows_that_a_source_does_not_respond_until_a_batch_ends():
     def card():
         (card_,) = model.cards()
