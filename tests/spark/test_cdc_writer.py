@@ -1,13 +1,14 @@
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType
+from pyspark.sql.types import DataType, LongType, TimestampType
 from stored_rows import stored_rows
 from writer_harness import decision_file, rule
 
@@ -299,12 +300,14 @@ class Snapshots:
         self.scd_type = ScdType(scd_type)
         self.number = 0
 
-    def apply(self, query: str) -> CommitResult | None:
+    def apply(
+        self, query: str, version: Any = None, kind: DataType | None = None
+    ) -> CommitResult | None:
         df = self.spark.sql(query)
         shape = RowShape(
             shape=TargetShape(keys=("id",), scd_type=self.scd_type, track_history=TrackHistory()),
             columns=tuple(df.schema),
-            sequence=LongType(),
+            sequence=kind or LongType(),
         )
         if self.number == 0:
             prepare_table(self.spark, self.target.target, TableSpec(schema=shape.target_schema()))
@@ -312,7 +315,7 @@ class Snapshots:
             self.spark, flow="f", app_id="p/f/writer/1", target=self.target.target, shape=shape
         )
         self.number += 1
-        return writer.apply(df, self.number, self.number - 1, always=True)
+        return writer.apply(df, version or self.number, self.number - 1, always=True)
 
 
 @pytest.mark.parametrize("scd_type", ["1", "2"])
@@ -339,6 +342,22 @@ def test_fields_of_snapshots_may_be_declared_not_null(spark: SparkSession, tmp_p
             "SELECT 1 AS id, named_struct('b', nullif(2, id), 'a', 1) AS s FROM range(1)"
         )
     assert snapshots.target.rows("s.a", "s.b") == [(1, 2)]
+
+
+def test_version_without_a_time_zone_does_not_depend_on_that_of_the_process(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        snapshots = Snapshots(spark, tmp_path, "2")
+        noon = datetime.fromisoformat("2026-07-01T12:00")
+        snapshots.apply("SELECT 1 AS id", noon, TimestampType())
+        rows = snapshots.target.rows("CAST(__START_AT AS STRING)")
+        assert rows == [("2026-07-01 12:00:00",)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_empty_partition_of_a_snapshot_does_not_differ_from_the_table(

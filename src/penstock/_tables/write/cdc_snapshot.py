@@ -5,6 +5,7 @@ Snapshots come in the order of their versions, so the rows of the table are all 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -98,7 +99,7 @@ class SnapshotWriter:
         rows = spark.read.format("delta").load(path)
         if END_AT not in rows.columns:
             return True
-        later = F.greatest(START_AT, END_AT) >= F.lit(version).cast(self._shape.sequence)
+        later = F.greatest(START_AT, END_AT) >= self._literal(version)
         return rows.where(later).isEmpty()
 
     def _count(self, snapshot: DataFrame) -> int:
@@ -171,8 +172,7 @@ class SnapshotWriter:
     def _versions(
         self, txn: TableTransaction, differences: DataFrame, touched: DataFrame, version: Any
     ) -> DataFrame:
-        kind = self._shape.sequence
-        now, never = F.lit(version).cast(kind), F.lit(None).cast(kind)
+        now, never = self._literal(version), self._literal(None)
         closed = self._current(txn, differences).where(F.col(END_AT).isNotNull())
         closed = of_keys(closed, touched)
         old, new = F.col("old").isNotNull(), F.col("new").isNotNull()
@@ -187,6 +187,12 @@ class SnapshotWriter:
         for part in parts:
             closed = closed.unionByName(part, allowMissingColumns=True)
         return closed
+
+    def _literal(self, version: Any) -> Column:
+        # Without a time zone, the one of this process would count instead of the session's.
+        if isinstance(version, datetime) and version.tzinfo is None:
+            version = version.isoformat()
+        return F.lit(version).cast(self._shape.sequence)
 
     def _rows(self, differences: DataFrame, side: str, *interval: Column) -> DataFrame:
         return differences.select(
