@@ -220,16 +220,24 @@ def to_unknown():
 
 
 @pytest.mark.parametrize(
-    ("sink", "stream"),
-    [("json", "rows()"), ("delta", "spark.readStream.format('delta').load('data')")],
+    ("sink", "folder", "stream"),
+    [
+        ("json", "./data/", "rows()"),
+        ("json", "data/./out", "stream('data')"),
+        ("json", "data/", "rows('d{ata,iff}')"),
+        ("delta", "data", "spark.readStream.format('delta').load('data')"),
+    ],
 )
-def test_sink_in_a_place_that_its_own_flow_reads_is_refused(project: Project, sink, stream):
+def test_sink_in_a_place_that_its_own_flow_reads_is_refused(project: Project, sink, folder, stream):
     project.add("a.json", [{"id": 1}])
     if sink == "delta":
         project.spark.range(1).write.format("delta").save(str(project.root / "data"))
     project.source(
         f"""
-dp.create_sink("same", "{sink}", {{"path": "{project.root}/data/"}})
+dp.create_sink("same", "{sink}", {{"path": "{project.root}/{folder}"}})
+
+def stream(folder):
+    return spark.readStream.format("cloudFiles").option("cloudFiles.format", "json").load(folder)
 
 @dp.append_flow(target="same")
 def again():

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os.path import normpath
 
 from pyspark.sql import DataFrame
 
@@ -10,7 +11,7 @@ from penstock._analysis.context import ReadContext
 from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
-from penstock._model.paths import path_key
+from penstock._model.paths import local_path, path_key
 from penstock.errors import ConnectorError, PenstockError
 from penstock.sinks.base import option
 from penstock.sinks.registry import sink_of
@@ -50,15 +51,17 @@ def checked_options(
     return options
 
 
-def check_place(options: Mapping[str, str], sources: Sequence[OpenedSource]) -> None:
+def check_place(sink: Sink, options: Mapping[str, str], sources: Sequence[OpenedSource]) -> None:
     """Refuse a sink in a place that its own flow streams from.
 
     It would read what it writes without end. And of a folder with the log of a file sink, Spark
     reads only the files of that sink: all others would be ignored.
     """
-    place = path_key(option(options, "path"))
+    path = option(options, "path")
+    place, local = path_key(path), local_path(path)
+    file = f"{path.rstrip('/') if local is None else normpath(local)}/part-0.{sink.format}"
     for source in sources:
-        if place and place in map(path_key, source.paths):
+        if place and (place in map(path_key, source.paths) or source.includes(file)):
             raise ConnectorError(
                 "SINK_OPTION_REFUSED",
                 f"the sink's location {place} is read by its own flow",

@@ -74,8 +74,8 @@ def _plain(path: str) -> str:
 
 
 def _slashes(path: str) -> str:
-    """One slash before each component, none at the end."""
-    return "".join(f"/{part}" for part in path.split("/") if part)
+    """One slash before each component, none at the end, no `.` as a component."""
+    return "".join(f"/{part}" for part in path.split("/") if part not in ("", "."))
 
 
 def path_key(path: str) -> str | None:
@@ -83,7 +83,7 @@ def path_key(path: str) -> str | None:
     known = canonical_path(path)
     if known is not None or not path or _SCHEME.fullmatch(path):
         return known
-    return "." + _slashes("/".join(part for part in path.split("/") if part != "."))
+    return "." + _slashes(path)
 
 
 class PathMap:

@@ -252,6 +252,10 @@ class OpenedSource:
         self.unit = unit
         self.place = place
 
+    def includes(self, path: str) -> bool:
+        """Whether a new file with this path is certain to be read."""
+        return False
+
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """Compare what is read with what the checkpoint has read; called before each start.
 

@@ -150,13 +150,20 @@ class FileRoots:
                 return plain[len(folder) :]
         return plain
 
-    def includes(self, path: str) -> bool:
-        """Whether a listing of the roots would have a file, by its path without escapes."""
+    def includes(self, path: str, *, deep: bool = True) -> bool:
+        """Whether a listing of the roots would have a file, by its path without escapes.
+
+        If it is not `deep`, files in folders below a root are left out.
+        """
         parts = file_name(path).split("/")
         name_filter = self._options.source.get(_NAME_FILTER)
         if _is_hidden(parts[-1]) or (name_filter and not self._accepts(name_filter, parts[-1])):
             return False
-        return any(len(parts) >= len(r) and self._is_below(r, parts) for r in self._patterns)
+        most = len(parts) if deep else 1
+        return any(
+            0 <= len(parts) - len(root) <= most and self._is_below(root, parts)
+            for root in self._patterns
+        )
 
     def may_contain(self, folder: str) -> bool:
         """Whether a listing of the roots would look into a folder."""

@@ -132,6 +132,7 @@ class FileStream(OpenedSource):
     """A stream of files, by the time of their last change."""
 
     has_files = True
+    _is_deep = False
     _roots: FileRoots | None = None
 
     def __init__(
@@ -148,6 +149,9 @@ class FileStream(OpenedSource):
         self._roots = roots
         self._spark = spark
         self._lag = PendingFiles(spark)
+
+    def includes(self, path: str) -> bool:
+        return self._roots is not None and self._roots.includes(path, deep=self._is_deep)
 
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
@@ -245,6 +249,8 @@ class FileStream(OpenedSource):
 
 class AutoLoaderStream(FileStream):
     """A stream of files that Auto Loader has opened."""
+
+    _is_deep = True
 
     def __init__(
         self, rows: DataFrame, opened: OpenedFiles, *, paths: Sequence[str], flow: str
