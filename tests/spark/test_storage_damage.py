@@ -53,6 +53,12 @@ dp.create_auto_cdc_flow(target="keyed", source="events", keys=["id"], sequence_b
 @dp.temporary_view
 def events():
     return batches()
+
+dp.create_sink("nowhere", "noop")
+
+@dp.append_flow(target="nowhere")
+def sent():
+    return batches()
 """
 
 
@@ -161,6 +167,7 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         "emptied": lambda flow: os.truncate(newest(checkpoint(flow) / "offsets"), 0),
         "planned": plan_torn,
         "unstated": lambda flow: (storage / "state" / "flows" / f"{flow}.json").write_text("{"),
+        "sent": lambda flow: shutil.rmtree(checkpoint(flow)),
         "restored": lambda flow: DeltaTable(str(project.path(flow))).restore(1),
         "keyed": lambda _: forget_newest(
             storage / "state" / "cdc" / "spark_catalog" / "default" / "keyed"
@@ -185,7 +192,8 @@ def test_each_damaged_flow_fails_with_its_own_error(damaged: Damaged):
     }
     assert damaged.failure("older").condition == "CHECKPOINT_BEHIND_TABLE"
     assert damaged.failure("planless").condition == "CHECKPOINT_MISSING"
-    assert len(damaged.second.failures) == 9
+    assert damaged.failure("sent").condition == "CHECKPOINT_MISSING"
+    assert len(damaged.second.failures) == 10
     assert damaged.second.skipped == ("below",)
 
 
@@ -227,6 +235,7 @@ def test_checkpoint_doctor_reports_the_same_damage(damaged: Damaged):
         "emptied": "file-damaged",
         "planned": "file-damaged",
         "unstated": "state-missing",
+        "sent": "checkpoint-missing",
     }
 
 

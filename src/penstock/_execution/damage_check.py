@@ -28,6 +28,7 @@ from penstock._tables.read.damage import (
     older,
     restored,
     restored_to,
+    sink_checkpoint_lost,
     state_lost,
     unreadable,
 )
@@ -140,13 +141,16 @@ class DamageCheck:
             return ()
         return self._delta.last_transactions(self._delta.snapshot(table.path))
 
-    def check_checkpoint(self, node: FlowNode, epoch: str) -> None:
-        """Refuse a checkpoint that lacks batches of the table, before its query starts.
+    def check_checkpoint(self, node: FlowNode, state: FlowState) -> None:
+        """Refuse a checkpoint that lacks batches of the table or sink, before its query starts.
 
         Raises `CHECKPOINT_MISSING` or `CHECKPOINT_BEHIND_TABLE`.
         """
-        path = self._tables.layout.checkpoint_path(node.flow.name, epoch)
-        last = self._last_number(node, epoch)
+        path = self._tables.layout.checkpoint_path(node.flow.name, state.epoch)
+        last = self._last_number(node, state.epoch)
+        # A sink does not tell; a declaration is recorded after the first batch.
+        if last is None and state.deployed and not self._files.exists(f"{path}/metadata"):
+            raise _error("CHECKPOINT_MISSING", node, sink_checkpoint_lost(node.flow.name, path))
         if last is None or last < 0:
             return
         # A batch is planned before it is written, so that newer ones of the table were lost here.

@@ -239,7 +239,7 @@ class StreamingFlows:
                 self._damage.check_files(node, before.epoch)
                 if self._is_caught_up(node, step, before):
                     return self._ended(node, before, on_end)
-                self._damage.check_checkpoint(node, before.epoch)
+                self._damage.check_checkpoint(node, before)
             elif before is not None and self._damage.has_batches_of_no_query(node, before.epoch):
                 # The numbers of its batches are taken by those of a one-time flow.
                 self._queries.warn(

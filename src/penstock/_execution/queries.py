@@ -179,7 +179,7 @@ class SparkEngine:
             )
             state = replace(state, target_id=self._tables.check_ownership(node, state))
             if writer.df.isStreaming:
-                self._damage.check_checkpoint(node, state.epoch)
+                self._damage.check_checkpoint(node, state)
                 self._stream_once(node, state, writer)
             else:
                 self._write(node, writer, writer.df, 0)
