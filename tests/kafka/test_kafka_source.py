@@ -21,7 +21,8 @@ from penstock._local.broker import BrokerHandle, ensure_topic, stop_broker
 from penstock._observe.codec import details_of
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._runtime.update import UpdateResult
-from penstock.sources.kafka.options import prepare_source_options
+from penstock.errors import ConnectorError
+from penstock.sources.kafka.options import prepare_source_options, refuse_misspelt
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -92,6 +93,9 @@ def test_starting_and_ending_offsets_limit_the_records(kafka_broker, spark):
     ]
     for options, expected in cases:
         assert read(spark, kafka_broker, **options) == expected, options
+    refuse_misspelt({"subscribe": "x", "kafka.acks": "1", "kafka.Group.Id": "y"}, spark._jvm)
+    with pytest.raises(ConnectorError, match=r"did you mean `kafka\.compression\.type`"):
+        refuse_misspelt({"kafka.compresion.type": "zstd"}, spark._jvm)
     df = spark.read.format("kafka").options(
         **prepare_source_options(
             {

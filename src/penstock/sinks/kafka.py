@@ -24,7 +24,12 @@ from penstock.sinks.base import (
     check_names,
     option,
 )
-from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_sink_options
+from penstock.sources.kafka.options import (
+    SERVERS,
+    at_mapped_servers,
+    prepare_sink_options,
+    refuse_misspelt,
+)
 
 ROW_ID_HEADER = "penstock-id"
 _ROW_IDS = "rowIds"
@@ -111,6 +116,7 @@ class KafkaSink(Sink):
 
     def open(self, write: Write) -> OpenedSink:
         check_names(write.schema)
+        refuse_misspelt(write.options, write.spark._jvm)
         has_ids = option(write.options, _ROW_IDS).strip().lower() != "false"
         options = {k: v for k, v in write.options.items() if k.lower() != _ROW_IDS.lower()}
         if write.has_batches and has_ids:

@@ -177,6 +177,30 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
 
 
+def refuse_misspelt(options: Mapping[str, str], jvm: Any) -> None:
+    """Refuse a `kafka.` option with almost the name of another one: Kafka would ignore it."""
+    clients = jvm.org.apache.kafka.clients
+    known = (
+        clients.consumer.ConsumerConfig.configNames(),
+        clients.producer.ProducerConfig.configNames(),
+    )
+    for name in options:
+        prefix, _, client_name = name.lower().partition(".")
+        if prefix != "kafka" or any(names.contains(client_name) for names in known):
+            continue
+        near = nearest(client_name, [each for names in known for each in names], cutoff=0.9)
+        if near is not None:
+            raise _unknown(name, f"kafka.{near}")
+
+
+def _unknown(name: str, near: str) -> ConnectorError:
+    return ConnectorError(
+        "KAFKA_OPTION_UNKNOWN",
+        f"Spark's Kafka connector would ignore the option `{name}`",
+        hint=f"did you mean `{near}`?",
+    )
+
+
 def _by_lower_name(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
@@ -201,11 +225,7 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...]) -> None:
         else:
             near = nearest(lower, known, cutoff=0.8)
         if near is not None:
-            raise ConnectorError(
-                "KAFKA_OPTION_UNKNOWN",
-                f"Spark's Kafka connector would ignore the option `{name}`",
-                hint=f"did you mean `{near}`?",
-            )
+            raise _unknown(name, near)
 
 
 def _refuse(options: Mapping[str, str], refused: Mapping[str, str]) -> None:

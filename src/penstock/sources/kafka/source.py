@@ -41,7 +41,12 @@ from penstock.sources.base import (
 from penstock.sources.kafka.admin import KafkaOptions, TopicPartition, admin_of, topic_offsets
 from penstock.sources.kafka.event_hubs import as_events, source_options
 from penstock.sources.kafka.lag import KafkaLag, is_stream_of
-from penstock.sources.kafka.options import SERVERS, at_mapped_servers, prepare_source_options
+from penstock.sources.kafka.options import (
+    SERVERS,
+    at_mapped_servers,
+    prepare_source_options,
+    refuse_misspelt,
+)
 
 _STARTS = (
     "startingoffsets",
@@ -92,6 +97,7 @@ class KafkaSource(Source):
     def open(self, read: Read) -> OpenedSource:
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=self.describe(read))
+        refuse_misspelt(read.options, read.spark._jvm)
         return KafkaStream(read, name=self.describe(read))
 
 
