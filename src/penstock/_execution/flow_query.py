@@ -42,7 +42,7 @@ from penstock._spark.failures import flow_error, full_text, java_causes
 from penstock._spark.session import jvm_died, jvm_exit_code
 from penstock._tables.files import local_path
 from penstock._tables.read.checkpoint_files import newest_of_checkpoint
-from penstock.errors import PenstockError, PlanError
+from penstock.errors import CheckpointError, PenstockError, PlanError
 from penstock.sinks.registry import sink_of
 from penstock.sources import checkpoints
 from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
@@ -147,7 +147,8 @@ class FlowQueries:
             context.addJobTag(self.tag)
             yield
         except PenstockError as error:
-            if isinstance(error, PlanError):  # of a table, whose checks do not know its source
+            # Of a table or a source, whose checks do not know where the flow is declared.
+            if isinstance(error, PlanError | CheckpointError):
                 error.origin = error.origin or node.flow.origin
             raise
         except Exception as error:

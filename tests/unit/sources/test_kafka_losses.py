@@ -1,3 +1,4 @@
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -89,6 +90,36 @@ def test_id_of_a_topic_that_appears_is_stored_after_its_first_batch(monkeypatch)
         }
         query.progressed({"batchId": 0, "sources": [source]})
     assert stored == [{"b": "r0"}, {"b": "r1"}], "a topic that was missing is another one"
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out", "start"),
+    [
+        ({"subscribe": "a, b"}, None, ""),
+        ({"assign": '{"a": [0, 1], "b": [0, 2]}'}, None, ""),
+        ({"subscribe": "a", "failOnDataLoss": "false"}, "b,", """'{"a": {"0": 5, "1": 7}}'"""),
+        ({"assign": '{"b": [0], "a": [1]}'}, "a-0,", """'{"a": {"1": 7}, "b": {"0": 3}}'"""),
+        ({"subscribe": "c"}, "a, b,", "earliest"),
+    ],
+)
+def test_partition_that_was_read_cannot_be_left_out(tmp_path, options, left_out, start):
+    offsets = json.dumps({"a": {"0": 5, "1": 7}, "b": {"0": 3}})
+    for name, text in {"offsets/4": f"v1\n{{}}\n{offsets}", "commits/4": "v1\n{}"}.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    topics = PaperTopics({}, {})
+    topics._spark, topics._flow, topics._options = None, "f", KafkaOptions(options)
+    siblings = [LosingSource(), topics]
+    if left_out is None:
+        topics.prepare_start(str(tmp_path), siblings)
+        return
+    with pytest.raises(CheckpointError, match=f"no longer reads {left_out}") as refused:
+        topics.prepare_start(str(tmp_path), siblings)
+    assert f"`penstock checkpoint reset f --from {start}`" in (refused.value.hint or "")
+    (tmp_path / "commits" / "4").unlink()
+    with pytest.raises(CheckpointError) as refused:
+        topics.prepare_start(str(tmp_path), siblings)
+    assert (refused.value.hint or "").endswith("run an update: its last batch is not finished")
 
 
 class LosingSource(OpenedSource):

@@ -165,10 +165,12 @@ def batches(files: StorageFiles, checkpoint: str, kind: str) -> list[int]:
 
 def table_offsets(text: str) -> Iterator[dict[str, Any]]:
     """The offsets of Delta tables in a file of `offsets`."""
-    for line in lines_of(text):
-        offset = _offset(line)
-        if isinstance(offset, dict) and "reservoirId" in offset:
-            yield offset
+    return (o for o in map(_offset, lines_of(text)) if isinstance(o, dict) and "reservoirId" in o)
+
+
+def source_offsets(text: str) -> list[Any]:
+    """The offsets of all sources in a file of `offsets`, below its version and its settings."""
+    return [_offset(line) for line in lines_of(text)[2:]]
 
 
 def read_checkpoint(

@@ -8,6 +8,7 @@ shorter than before, Spark fails; once it is longer, rows are skipped silently. 
 import contextlib
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
-from penstock._tables.read.checkpoint_files import Checkpoint
+from penstock._tables.files import StorageFiles
+from penstock._tables.read.checkpoint_files import Checkpoint, batches, source_offsets
 from penstock.errors import CheckpointError, FlowError
 from penstock.sources import checkpoints
 from penstock.sources.base import (
@@ -95,9 +97,9 @@ class KafkaSource(Source):
         return f"{read.format} {next((text for text in topics if text), '')}".rstrip()
 
     def open(self, read: Read) -> OpenedSource:
+        refuse_misspelt(read.options, read.spark._jvm)
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=self.describe(read))
-        refuse_misspelt(read.options, read.spark._jvm)
         return KafkaStream(read, name=self.describe(read))
 
 
@@ -128,6 +130,7 @@ class KafkaStream(OpenedSource):
 
     def __init__(self, read: Read, *, name: str) -> None:
         self._spark = read.spark
+        self._flow = read.flow
         self._options = KafkaOptions(read.options)
         self._topics = partial(topic_offsets, read.spark, self._options)
         self._lag = KafkaLag(read.spark, self._options)
@@ -142,6 +145,59 @@ class KafkaStream(OpenedSource):
         rows = reader.load()
         rows = _before_end(rows, read.position)
         super().__init__(rows, name=name, unit="offsets", place=self._options.place)
+
+    def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
+        """See `OpenedSource.prepare_start`: refuse to leave out what the checkpoint has read.
+
+        Spark would plan a batch without it. After that, adding it again reads it from its start.
+        """
+        files = StorageFiles(self._spark)
+        planned = batches(files, checkpoint, "offsets")[-1:]
+        text = files.read(f"{checkpoint}/offsets/{planned[0]}") if planned else None
+        streams = [other for other in siblings if isinstance(other, KafkaStream)]
+        last = list(source_offsets(text or ""))
+        ends = [offset for offset in last if is_offset(offset)]
+        removed = [part for end in ends for part in min((s._omits(end) for s in streams), key=len)]
+        if not removed:
+            return
+        hint = "undo the change to continue from the checkpoint"
+        if not files.exists(f"{checkpoint}/commits/{planned[0]}"):
+            hint += ", and run an update: its last batch is not finished"
+        elif len(ends) == len(last):
+            kept: dict[str, dict[str, int]] = {}
+            for topic, number, at in (each for end in ends for each in _each(end)):
+                if (topic, number) not in removed:
+                    kept.setdefault(topic, {})[number] = at
+            start = shlex.quote(json.dumps(kept)) if kept else "earliest"
+            hint += (
+                "; the query can filter out rows by `topic` and `partition`; or `penstock "
+                f"checkpoint reset {self._flow} --from {start}` continues without it: if it is "
+                "added again later, it is read from its start"
+            )
+        parts = self._options.get("assign") is not None
+        names = dict.fromkeys(f"{topic}-{n}" if parts else topic for topic, n in removed)
+        raise CheckpointError(
+            "SOURCE_TOPIC_REMOVED",
+            f"flow {self._flow!r} no longer reads {', '.join(names)}, of which its checkpoint has "
+            "offsets",
+            flow=self._flow,
+            hint=hint,
+        )
+
+    def _omits(self, read: Offsets) -> list[tuple[str, str]]:
+        """The partitions, of those that were read, that the options exclude."""
+        options, pattern = self._options, self._options.get("subscribePattern")
+        assigned = json.loads(options.get("assign") or "{}")
+        names = [name.strip() for name in (options.get("subscribe") or "").split(",")]
+        if pattern is not None:  # as in `KafkaAdmin.topics`
+            java: Any = self._spark._jvm
+            compiled = java.java.util.regex.Pattern.compile(pattern)
+            names = [topic for topic in read if compiled.matcher(topic).find()]
+        return [
+            (topic, number)
+            for topic, number, _ in _each(read)
+            if topic not in names and int(number) not in assigned.get(topic, ())
+        ]
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
         """See `OpenedSource.check_identity`: ids of topics."""
