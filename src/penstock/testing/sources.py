@@ -221,6 +221,8 @@ class SourceSuite:
     def _run(
         self, opened: OpenedSource, batches: dict[int, list[Row]], checkpoint: Path
     ) -> Finished:
+        opened.check_identity({}, flow_named("flow"), "target")
+
         def on_batch(batch: DataFrame, batch_id: int) -> None:
             opened.check_batch(str(checkpoint), batch_id)
             batches[batch_id] = _sorted([tuple(row) for row in batch.collect()])
