@@ -160,6 +160,7 @@ class TestDeltaSource(SourceSuite):
         "[DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS] Detected": "SOURCE_SCHEMA_CHANGED",
         "[DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG]": "SOURCE_SCHEMA_CHANGED",
         "[DELTA_MISSING_CHANGE_DATA] Error getting change data for range": "FLOW_FAILED",
+        "[DELTA_STREAMING_SCHEMA_LOCATION_NOT_UNDER_CHECKPOINT] Schema": "FLOW_FAILED",
     }
 
     def test_files_that_vacuum_deleted_are_lost_rows(self, spark: Any, tmp_path: Path) -> None:

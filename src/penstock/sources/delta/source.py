@@ -180,6 +180,15 @@ class DeltaStream(OpenedSource):
                 'records changes from then on; option "startingVersion" begins there. '
                 "DESCRIBE HISTORY shows the version",
             )
+        if "DELTA_STREAMING_SCHEMA_LOCATION_NOT_UNDER_CHECKPOINT" in text:
+            return flow_error(
+                "FLOW_FAILED",
+                flow,
+                f"the `schemaTrackingLocation` of {self.path} must be below the checkpoint, of "
+                "which Penstock chooses the folder",
+                hint="remove the option. After a column of the table was renamed or removed, or "
+                f"has another type: --full-refresh {flow.target}; {flow.sink_reset}",
+            )
         is_final = "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE" in text
         if is_final or "DELTA_SCHEMA_CHANGED" in text:
             return flow_error(
