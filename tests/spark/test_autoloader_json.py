@@ -326,6 +326,9 @@ def test_one_name_is_the_column_when_names_differ_only_in_case(stream):
     rows = either.parse()
     assert [row["id"] for row in rows] == [1, 2, 3, 4]
     assert rescued(rows[3]) == {"Id": 5}
+    encoded = stream({**TYPED, "encoding": "UTF-16LE"}, name="encoded")
+    encoded.put("a.json", '{"ID":1}\n{"id":2}\n{"id":3}\n'.encode("UTF-16LE"))
+    assert [row["id"] for row in encoded.parse()] == [None, 2, 3]
 
 
 def test_no_value_is_lost_when_records_are_random(stream, first):

@@ -114,23 +114,21 @@ def plain_cause(cause: str) -> str:
 
 def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:
     texts = decoded(_texts(spark, paths, whole=options.whole_files), options, whole=True)
-    texts = texts.select("value")
-    if options.whole_files and not options.multiline:
-        lines = F.explode(F.split("value", "\r\n|\n|\r"))
-        texts = texts.select(lines.alias("value"))
+    lines = texts.select(F.explode(F.split("value", "\r\n|\n|\r")).alias("value"))
+    texts = lines if options.whole_files and not options.multiline else texts.select("value")
     decided = ("encoding", "charset", "linesep", "multiline")
     reader_options = {k: v for k, v in _readable(options).items() if k.lower() not in decided}
     reader = spark.read.options(**reader_options)
     reader = reader.option("primitivesAsString", str(not options.infer_types).lower())
     # From texts: from files, Spark refuses two spellings of one name.
-    return _common_spelling(spark, _inferred(reader, "json", texts), paths)
+    return _common_spelling(_inferred(reader, "json", texts), lines)
 
 
-def _common_spelling(spark: SparkSession, schema: StructType, paths: list[str]) -> StructType:
+def _common_spelling(schema: StructType, lines: DataFrame) -> StructType:
     """The schema with the most used spelling of each name, where records have several."""
-    lines = _texts(spark, paths, whole=False).limit(_MOST_SPELLED)
     keys = F.explode(F.expr("coalesce(json_object_keys(value), array())")).alias("key")
-    used = {row["key"]: row["count"] for row in lines.select(keys).groupBy("key").count().collect()}
+    counts = lines.limit(_MOST_SPELLED).select(keys).groupBy("key").count()
+    used = {row["key"]: row["count"] for row in counts.collect()}
     best: dict[str, str] = {}
     for key in sorted(used, key=lambda key: used[key]):
         best[key.lower()] = key
