@@ -46,7 +46,8 @@ _ASSIGNED = re.compile(
     rb"|(?P<sign>(?P<around>" + _QUOTE + rb")?\s*(?:=>|[:=])\s*)"
     rb"(?:(?P<quote>" + _QUOTE + rb")(?:(?!(?<!\\)(?P=quote))" + _UNIT + rb")*"
     rb"(?P<close>(?P=quote))?"
-    rb"|(?(around)(?!" + _NO_TEXT + rb")|(?!\[redacted\]))"
+    # `ExpiredToken: The provided token has expired` is an error code with its message.
+    rb"|(?(around)(?!" + _NO_TEXT + rb")|(?!\[redacted\]|The\s))"
     rb"(?:(?:Bearer|Basic)\s+)?[^\s\"'\\,;&)}\]>]+))?",
     re.IGNORECASE,
 )

@@ -170,6 +170,7 @@ def test_a_line_stays_json_when_something_is_masked(text):
         "a row broke expect_or_fail positive_amount in batch 0",
         "customer_key > 3",
         "tokens were counted",
+        "ExpiredToken: The provided token has expired.",
         "kafka orders",
         "abfss://orders@shop.dfs.core.windows.net/in",
     ],
