@@ -319,6 +319,9 @@ class _Run:
             self._after("switched", flow.flow)
         for name in self._new_flows():
             self._pipeline.state.new_flow(name, {})
+        for name in self._pipeline.state.names("flows"):
+            # An unfinished migration has read rows that flows are going to write again.
+            self._files.delete_tree(self._layout.migration_folder(name))
         for dataset in self._pipeline.graph.stored():
             # An unfinished replay would add rows that flows are going to write again.
             self._files.delete_tree(self._layout.replay_staging(dataset.name))
