@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from crashes import after_steps
@@ -277,6 +279,13 @@ def test_impossible_savepoints_and_restores_are_refused(small: Project, capsys: 
     assert _refused(_create, project, "first").condition == "SAVEPOINT_EXISTS"
     assert _refused(_create, project, "../x").condition == "SAVEPOINT_NAME_INVALID"
     assert _refused(_restore, project, "other").condition == "SAVEPOINT_NOT_FOUND"
+    savepoints = project.root / ".penstock" / "savepoints"
+    (savepoints / "killed" / "flows").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "copy2", Mock(side_effect=OSError(ENOSPC, "No space left")))
+        assert main(["savepoint", "create", "full"]) != 0
+    assert "No space left" in capsys.readouterr().err
+    assert [folder.name for folder in savepoints.iterdir()] == ["first"]
 
     project.add("b.json", _rows(100, 10)).run(refresh=("bronze",))
     unread = _refused(_create, project, "second")
@@ -293,7 +302,10 @@ def test_impossible_savepoints_and_restores_are_refused(small: Project, capsys: 
     (project.commits_folder("totals") / "1").unlink()
     unfinished = _refused(_create, project, "second")
     assert "has not finished micro-batch 1" in unfinished.message
+    migration = project.root / ".penstock" / "state" / "migrate" / "totals"
+    migration.mkdir(parents=True)
     _restore(project, "first", keeps_undo=False)  # the unfinished batch is of the old checkpoint
+    assert not migration.exists()  # it had read rows that are written again
     project.run()
     assert len(project.rows("bronze")) == len([row for row in _rows(0, 110) if row["amount"]])
 

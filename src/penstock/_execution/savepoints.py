@@ -12,7 +12,7 @@ from typing import Any
 from penstock._model.name import path_segment, segment_name
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
-from penstock.errors import PlanError, SpecError
+from penstock.errors import PlanError, SetupError, SpecError
 
 RESTORE_JOURNAL = "restore.json"
 _FILE = "savepoint.json"
@@ -99,6 +99,12 @@ class Savepoints:
         self._files.write(f"{folder}/{_FILE}", "")  # a kill leaves no savepoint without its copies
         self._files.delete_tree(folder)
 
+    def delete_incomplete(self) -> None:
+        """Delete what interrupted commands left."""
+        for name in self.names():
+            if not self._files.read(f"{self._layout.savepoint_folder(name)}/{_FILE}"):
+                self.delete(name)
+
     def flow_folder(self, name: str, flow: str) -> str:
         """Folder of the copies of a flow: `checkpoint` and `files`."""
         return f"{self._layout.savepoint_folder(name)}/flows/{path_segment(flow)}"
@@ -106,8 +112,22 @@ class Savepoints:
 
 def unfinished_restore(files: StorageFiles, layout: StorageLayout) -> str | None:
     """The savepoint whose restore was interrupted."""
-    text = files.read(f"{layout.restore_folder}/{RESTORE_JOURNAL}")
-    return str(json.loads(text)["savepoint"]) if text else None
+    path = f"{layout.restore_folder}/{RESTORE_JOURNAL}"
+    text = files.read(path)
+    try:
+        return str(json.loads(text)["savepoint"]) if text else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise journal_damaged(path) from error
+
+
+def journal_damaged(path: str) -> SetupError:
+    return SetupError(
+        "JOURNAL_DAMAGED",
+        f"the journal of an unfinished repair, {path}, is damaged or was written by another "
+        "version of Penstock",
+        hint="restore the file from a copy, or run the command with the version of Penstock that "
+        "started it",
+    )
 
 
 def restore_unfinished(savepoint: str) -> PlanError:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from penstock._execution.savepoints import journal_damaged
 from penstock._graph.dataflow import FlowNode
 from penstock._launch import OpenPipeline
 from penstock._observe.bus import EventBus
@@ -34,7 +35,6 @@ from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.reporter import error_info
 from penstock._spark.failures import command_error
 from penstock._tables.files import StorageFiles, local_path
-from penstock.errors import SetupError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -62,13 +62,7 @@ class Journal(Generic[Entry]):
         try:
             return self._parse(**json.loads(text)) if text else None
         except (ValueError, KeyError, TypeError) as error:
-            raise SetupError(
-                "JOURNAL_DAMAGED",
-                f"the journal of an unfinished repair, {self._path}, is damaged or was written by "
-                "another version of Penstock",
-                hint="restore the file from a copy, or run the command with the version of "
-                "Penstock that started it",
-            ) from error
+            raise journal_damaged(self._path) from error
 
     def save(self, entry: Entry) -> None:
         """Replace the entry, atomically on a local disk."""

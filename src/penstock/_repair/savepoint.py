@@ -80,18 +80,22 @@ def take_savepoint(pipeline: OpenPipeline, name: str) -> Savepoint:
         flow for node in nodes if (flow := _flow(pipeline, files, delta, node, tables)) is not None
     ]
     flows += _removed_flows(pipeline, files, delta, tables)
-    savepoints.delete(name)  # what an interrupted command left
-    for flow in flows:
-        folder, epoch = savepoints.flow_folder(name, flow.flow), flow.state["epoch"]
-        files.copy_tree(layout.checkpoint_path(flow.flow, epoch), f"{folder}/checkpoint")
-        files.copy_tree(layout.source_files(flow.flow, epoch), f"{folder}/files")
-    savepoint = Savepoint(
-        name=name,
-        created_at=time_text(datetime.now(UTC)),
-        tables=tables,
-        flows=tuple(flows),
-    )
-    savepoints.save(savepoint)
+    savepoints.delete_incomplete()
+    try:
+        for flow in flows:
+            folder, epoch = savepoints.flow_folder(name, flow.flow), flow.state["epoch"]
+            files.copy_tree(layout.checkpoint_path(flow.flow, epoch), f"{folder}/checkpoint")
+            files.copy_tree(layout.source_files(flow.flow, epoch), f"{folder}/files")
+        savepoint = Savepoint(
+            name=name,
+            created_at=time_text(datetime.now(UTC)),
+            tables=tables,
+            flows=tuple(flows),
+        )
+        savepoints.save(savepoint)
+    except BaseException:  # for example a full disk
+        files.delete_tree(layout.savepoint_folder(name))
+        raise
     return savepoint
 
 

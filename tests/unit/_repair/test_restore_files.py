@@ -9,14 +9,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from penstock._execution.savepoints import SavedTable, Savepoint, Savepoints
+from penstock._execution.savepoints import (
+    SavedTable,
+    Savepoint,
+    Savepoints,
+    unfinished_restore,
+)
 from penstock._model.pipeline import PipelineSettings
 from penstock._repair.restore import _Run
 from penstock._repair.savepoint import list_savepoints
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
 from penstock._tables.write.table_spec import OWNER
-from penstock.errors import PlanError, SpecError
+from penstock.errors import PlanError, SetupError, SpecError
 
 TABLE = SavedTable(name="t", path="s3a://lake/t", table_id="id", version=1)
 
@@ -92,3 +97,11 @@ def test_damaged_savepoint_is_reported(tmp_path):
     (folder / "savepoint.json").write_text('{"format": 1', encoding="utf-8")
     with pytest.raises(SpecError, match="its file is damaged: "):
         list_savepoints(settings)
+
+
+def test_damaged_journal_of_a_restore_is_reported(tmp_path):
+    journal = tmp_path / "state" / "restore" / "restore.json"
+    journal.parent.mkdir(parents=True)
+    journal.write_text('{"savepoint": "fir', encoding="utf-8")
+    with pytest.raises(SetupError, match=f"JOURNAL_DAMAGED.*{journal}"):
+        unfinished_restore(StorageFiles(None), StorageLayout(f"file:{tmp_path}"))
