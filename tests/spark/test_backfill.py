@@ -170,6 +170,14 @@ def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
     assert (done.state, done.resumed) == ("done", True)
     assert _ids(project, "bronze") == [3, 4, 5, None]  # 1 is outside the range
 
+    # Rows in quarantine have the old name of a renamed column: they would be quarantined again.
+    quarantine = f"delta.`{project.path('bronze_quarantine')}`"
+    project.spark.sql(f"ALTER TABLE {quarantine} ADD COLUMN old BIGINT")
+    project.spark.sql(f"UPDATE {quarantine} SET old = id, id = NULL")
+    with pytest.raises(PenstockError, match="they have values in `old`, which bronze does not"):
+        _backfill(project, "bronze", by=("id",))
+    project.spark.sql(f"UPDATE {quarantine} SET id = old, old = NULL")
+
     # Without its rule, the table would get a row that stays in its quarantine.
     project.source("@dp.table\n" + SOURCE[SOURCE.index("def bronze") : SOURCE.index("dp.create_")])
     project.spark.sql(f"ALTER TABLE delta.`{project.path('bronze')}` ADD COLUMN later INT")

@@ -14,6 +14,7 @@ from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._launch import OpenPipeline, open_for_command
 from penstock._model.pipeline import PipelineSettings
+from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Way, remove
 from penstock._repair.journal import Journal, recording
 from penstock._repair.quarantine_replay import replay_journal
@@ -26,6 +27,7 @@ from penstock._tables.read.checkpoint_files import checkpoints
 from penstock._tables.write.schema import columns_as
 from penstock._tables.write.table_spec import table_state
 from penstock.errors import PlanError
+from penstock.quality.split import QUARANTINE_COLUMNS
 from penstock.sources.base import EARLIEST, Range, RangeReport, StartPosition, not_read_yet
 from penstock.sources.flow import resolve_range
 
@@ -106,6 +108,8 @@ def backfill_flow(
         _check_table(pipeline, node, dataset, plan)
         if plan.way == Way.WINDOW:
             _check_quarantine(pipeline, node, dataset, plan)
+        elif plan.way == Way.KEYS:
+            _check_renamed(pipeline, node, dataset, plan)
         if is_new:
             journal.delete()  # files of one that was interrupted before its journal
             journal.save(plan)
@@ -296,6 +300,35 @@ def _check_quarantine(
             node,
             f"rows of {dataset.display} cannot be replaced: {reason}, and they would be duplicated",
             f"`penstock quarantine replay {dataset.display}` moves them first",
+        )
+
+
+def _check_renamed(
+    pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode, plan: BackfillPlan
+) -> None:
+    """Refuse keys that rows in quarantine may have under the old name of a column."""
+    table = table_state(pipeline.spark, pipeline.tables.paths[dataset.key])
+    if table is None or plan.quarantine_version < 0:
+        return
+    path = pipeline.tables.quarantine(dataset).path
+    quarantine = pipeline.spark.read.format("delta").option("versionAsOf", plan.quarantine_version)
+    rows = quarantine.load(path)
+    kept = {name.lower() for name in (*table.schema.names, *QUARANTINE_COLUMNS)}
+    old = [quoted(name) for name in rows.columns if name.lower() not in kept]
+    names = {name.lower() for name in rows.columns}
+    keys = [quoted(key) for key in plan.by if key.lower() in names]
+    if len(keys) == len(plan.by):
+        rows = rows.where(" OR ".join(f"{key} IS NULL" for key in keys))
+    if old and not rows.where(" OR ".join(f"{name} IS NOT NULL" for name in old)).isEmpty():
+        update = f"UPDATE {delta_table(path)} SET"
+        raise _not_possible(
+            node,
+            f"rows in the quarantine of {dataset.display} cannot be identified, and would be "
+            f"duplicated: they have values in {', '.join(old)}, which {dataset.display} does not "
+            f"have, and none in {', '.join(plan.by)}",
+            "if the column was renamed, run the pipeline once, then move its values: "
+            f"{update} <new name> = {old[0]}, {old[0]} = NULL; if they are not needed, remove "
+            f"them: {update} {old[0]} = NULL",
         )
 
 
