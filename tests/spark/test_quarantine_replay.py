@@ -373,6 +373,12 @@ def test_a_replay_is_refused_when_values_have_no_column_in_the_table(project: Pr
             _replay(project)
     project.spark.sql(f"ALTER TABLE {quarantine} ADD COLUMN price INT")
     project.spark.sql(f"UPDATE {quarantine} SET price = amount, amount = NULL")
+    for name, fields in ((table, "x: INT"), (quarantine, "x: INT, y: INT")):
+        project.spark.sql(f"ALTER TABLE {name} ADD COLUMN l ARRAY<STRUCT<{fields}>>")
+    project.spark.sql(f"UPDATE {quarantine} SET l = array(named_struct('x', 1, 'y', 2))")
+    with pytest.raises(PlanError, match=r"'l.element.y'(.|\n)*SET `l` = .*transform\(\)"):
+        _replay(project)
+    project.spark.sql(f"UPDATE {quarantine} SET l = NULL")
     project.source(NO_RULES)
     _replay(project)
     assert project.rows("silver", "price") == [(1,), (50,), (60,), (70,), (500,)]

@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from penstock._execution.replay_check import check_replay
 from penstock._graph.dataflow import DatasetNode, deferred_error
@@ -239,30 +239,36 @@ class QuarantineReplay:
         merged = map_leaves(table, StructType(have), lambda _, kind, __: kind)
         names = {column.name.lower() for column in have}
         kept = {c.name.lower(): c for c in merged if c.name.lower() in names}
-        others: dict[str, Column] = {}  # whether they have values
         for column in have:
             value, own = F.col(quoted(column.name)), kept.get(column.name.lower())
             for name in compare(table, StructType([column])).added:
-                others[name] = value.isNotNull()
+                has_values = value.isNotNull()
                 if own is not None:  # in fields: JSON has only those that are not NULL
                     fitting = cast_by_name(value, column.dataType, own.dataType)
                     fitting = cast_by_name(fitting, own.dataType, column.dataType)
                     same = fitting.alias(column.name)
-                    others[name] = F.to_json(F.struct(value)) != F.to_json(F.struct(same))
-        for name, has_values in others.items():
-            if not rows.where(has_values).isEmpty():
-                raise self._lost(name, quoted(name) if name in rows.columns else name)
+                    has_values = F.to_json(F.struct(value)) != F.to_json(F.struct(same))
+                if not rows.where(has_values).isEmpty():
+                    raise self._lost(name, column)
         return rows.select(*columns_as(StructType(list(kept.values())), have))
 
-    def _lost(self, name: str, column: str) -> PlanError:
+    def _lost(self, name: str, column: StructField) -> PlanError:
         update = f"UPDATE {delta_table(self._quarantine_path)} SET"
+        top, fields = quoted(column.name), name[len(column.name) + 1 :]
+        old = f"{top}.{quoted(*fields.split('.'))}" if fields else top
+        move, remove = f"{update} <new name> = {old}, {old} = NULL", f"{update} {old} = NULL"
+        kind = column.dataType.simpleString()
+        if fields and ("array<" in kind or "map<" in kind):
+            # UPDATE does not assign fields in them.
+            function = "transform" if kind.startswith("array<") else "transform_values"
+            move = f"{update} {top} = <an expression with all fields, made by {function}()>"
+            remove = "the same with NULL in the field"
         return PlanError(
             "QUARANTINE_REPLAY_NOT_POSSIBLE",
             f"the quarantine of {self._name} cannot be replayed: it has values in column "
             f"{name!r}, which {self._name} does not have",
-            hint="if the column was renamed, run the pipeline once, then move its values: "
-            f"{update} <new name> = {column}, {column} = NULL; if they are not needed, remove "
-            f"them: {update} {column} = NULL",
+            hint=f"if the column was renamed, run the pipeline once, then move its values: {move}; "
+            f"if they are not needed, remove them: {remove}",
         )
 
     def _refuse_late(self, rows: DataFrame) -> None:
