@@ -146,6 +146,7 @@ def test_state_is_none_when_there_is_no_table(spark: SparkSession, tmp_path: Pat
         ("NULL AS a", {}, "SCHEMA_INCOMPATIBLE", ""),
         ("1 AS a, 2 AS A", {}, "SCHEMA_INCOMPATIBLE", ""),
         ("1 AS a", {"partition_cols": ("b",)}, "PARTITION_COLUMN_UNKNOWN", "columns: a"),
+        ("1 AS `a.b`", {"partition_cols": ("a",)}, "PARTITION_COLUMN_UNKNOWN", "columns: a.b"),
         ("1 AS a", {"properties": {"delta.noSuchThing": "1"}}, "TABLE_PROPERTY_INVALID", "remove"),
     ],
 )

@@ -155,7 +155,9 @@ def check_spec(table: str, spec: TableSpec) -> None:
     check_columns(spec.schema, table)
     names = {column.name.lower() for column in spec.schema}
     for column in (*spec.partition_cols, *spec.cluster_by):
-        if column.split(".")[0].lower() not in names:
+        # Only clustering columns may be fields.
+        top = column if spec.partition_cols else column.split(".")[0]
+        if top.lower() not in names:
             raise PlanError(
                 "PARTITION_COLUMN_UNKNOWN",
                 f"{table} has no column {column!r} to partition or cluster by",
