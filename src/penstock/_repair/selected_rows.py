@@ -37,6 +37,7 @@ _ROW_ERRORS = (
     errors.IllegalArgumentException,
     errors.NumberFormatException,
     errors.SparkRuntimeException,
+    errors.SparkUpgradeException,
 )
 
 
