@@ -13,7 +13,7 @@ from penstock._analysis.cdc import (
     NoSnapshotError,
     SnapshotQuery,
     as_cdc,
-    try_columns,
+    unresolved,
 )
 from penstock._analysis.column_lineage import column_lineage
 from penstock._analysis.context import Evaluation, ReadContext
@@ -175,11 +175,14 @@ class Analysis:
         if dataset is None or dataset.declared.kind is not DatasetKind.TEMPORARY_VIEW:
             df = with_types(df, typed)
         analysis, schema = self._describe(df, evaluation, flow, dataset, typed), df.schema
-        if is_cdc(flow) and self.missing_below(flow.name):
-            try_columns(df, flow)
         if dataset is not None and is_cdc(flow):
             version = self._versions.get(flow.name)
-            analysis, schema = as_cdc(analysis, df, flow, dataset, declared, version)
+            try:
+                analysis, schema = as_cdc(analysis, df, flow, dataset, declared, version)
+            except DefinitionError as error:
+                if self._assumptions is None:
+                    raise
+                raise error from unresolved(df, flow)
         if dataset is None and analysis.output_mode is not None and self._assumptions is None:
             sink = self.index.sinks[self.index.flow_targets[flow.name]]
             mode, context = analysis.output_mode, self._evaluator.context

@@ -29,7 +29,6 @@ from penstock._analysis.table_sources import SchemaSource
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._graph.replacing import replaces_rows
 from penstock._model.cdc import CdcSpec, ScdType
-from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow, FlowAnalysis
 from penstock._model.origin import SourceLocation
 from penstock._model.sql_text import quoted
@@ -103,26 +102,22 @@ def event_shape(df: DataFrame, flow: Flow, flows: Sequence[Flow]) -> EventShape:
     return resolve(df, flow.cdc, shape, flow=flow.name, origin=flow.origin)
 
 
-def try_columns(df: DataFrame, flow: Flow) -> None:
-    """Resolve the columns of an auto CDC flow, so that missing ones can be assumed."""
+def unresolved(df: DataFrame, flow: Flow) -> AnalysisException | None:
+    """Spark's error for a clause of an auto CDC flow, so that a missing column can be assumed."""
     spec = flow.cdc or flow.snapshot
     assert spec is not None
     names = [*spec.keys]
-    columns: list[Any] = []
+    clauses: list[Any] = []
     if isinstance(spec, CdcSpec):
         names += [*(spec.columns or ()), *(spec.except_columns or ())]
-        columns = [spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates]
-    named = [F.col(quoted(name)) for name in names]
-    named += [
-        F.expr(value) if isinstance(value, str) else value for value in columns if value is not None
-    ]
-    for column in named:
+        clauses = [spec.sequence_by, spec.apply_as_deletes, spec.apply_as_truncates]
+    for clause in (*map(quoted, names), *clauses):
         try:
-            df.select(column)
+            if clause is not None:
+                df.select(F.expr(clause) if isinstance(clause, str) else clause)
         except AnalysisException as error:
-            raise DefinitionError(
-                "CDC_COLUMN_NOT_FOUND", first_line(error), origin=flow.origin
-            ) from error
+            return error
+    return None
 
 
 def check_declared(
