@@ -104,13 +104,12 @@ class _Reader:
         if kind_of(item) != "Alias":
             return
         references = {a.exprId().id() for a in iterate(item.references().toSeq())}
-        text = str(item.child().sql())
+        # Auto Loader's own parsers rescue what they cannot parse.
+        text = "" if str(item.name()).startswith("__files_") else str(item.child().sql())
         self._derived[item.exprId().id()] = references, text
         for part in walk(item) if _NOTED.search(text) else ():
             if name := _PARSERS.get(kind_of(part)):
-                # Auto Loader's own parsers rescue what they cannot parse.
-                is_own = str(item.name()).startswith("__files_")
-                is_strict = is_own or "(mode,failfast)" in _options(part)
+                is_strict = "(mode,failfast)" in _options(part)
                 (self._strict if is_strict else self._lenient).add(name)
 
     def _all_parts(self, attribute: int) -> set[int]:
