@@ -54,8 +54,8 @@ def checked_options(
 def check_place(sink: Sink, options: Mapping[str, str], sources: Sequence[OpenedSource]) -> None:
     """Refuse a sink in a place that its own flow streams from.
 
-    It would read what it writes without end. And of a folder with the log of a file sink, Spark
-    reads only the files of that sink: all others would be ignored.
+    Each update would read what the previous one has written. In a folder with the log of a file
+    sink, Spark reads only the files of that log and ignores all others.
     """
     path = option(options, "path")
     place, local = path_key(path), local_path(path)

@@ -133,7 +133,7 @@ class StorageFiles:
         if path is not None and copy is not None:
             if not path.is_dir():
                 return False
-            # `copytree` goes on after an error, and keeps only its text.
+            # `shutil.copytree` continues after an error, and raises only the text of it.
             for folder, _, names in os.walk(path, onerror=_refused):
                 into = copy / Path(folder).relative_to(path)
                 into.mkdir(parents=True)
