@@ -17,7 +17,7 @@ from penstock._model.pipeline import PipelineSettings
 from penstock._model.sql_text import delta_table, quoted
 from penstock._repair.backfill_run import PLANNED, BackfillPlan, BackfillRun, Way, remove
 from penstock._repair.journal import Journal, recording
-from penstock._repair.quarantine_replay import replay_journal
+from penstock._repair.quarantine_replay import renamed_hint, replay_journal
 from penstock._repair.reading import pipeline_storage
 from penstock._spark.plans import has_state
 from penstock._tables.files import StorageFiles
@@ -326,9 +326,9 @@ def _check_renamed(
             f"rows in the quarantine of {dataset.display} cannot be identified, and would be "
             f"duplicated: they have values in {', '.join(old)}, which {dataset.display} does not "
             f"have, and none in {', '.join(plan.by)}",
-            "if the column was renamed, run the pipeline once, then move its values: "
-            f"{update} <new name> = {old[0]}, {old[0]} = NULL; if they are not needed, remove "
-            f"them: {update} {old[0]} = NULL",
+            renamed_hint(
+                f"{update} <new name> = {old[0]}, {old[0]} = NULL", f"{update} {old[0]} = NULL"
+            ),
         )
 
 

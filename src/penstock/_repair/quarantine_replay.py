@@ -112,6 +112,14 @@ def replay_journal(
     return Journal(files, layout.replay_staging(node.name), _Staged)
 
 
+def renamed_hint(move: str, remove: str) -> str:
+    """The hint for values in quarantine whose column the table does not have."""
+    return (
+        f"if the column was renamed, run the pipeline once, then move its values: {move}; if they "
+        f"are not needed, remove them: {remove}"
+    )
+
+
 class QuarantineReplay:
     """Replays the quarantine of one table. The caller holds the leases of pipeline and table."""
 
@@ -267,8 +275,7 @@ class QuarantineReplay:
             "QUARANTINE_REPLAY_NOT_POSSIBLE",
             f"the quarantine of {self._name} cannot be replayed: it has values in column "
             f"{name!r}, which {self._name} does not have",
-            hint=f"if the column was renamed, run the pipeline once, then move its values: {move}; "
-            f"if they are not needed, remove them: {remove}",
+            hint=renamed_hint(move, remove),
         )
 
     def _refuse_late(self, rows: DataFrame) -> None:
