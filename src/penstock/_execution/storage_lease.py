@@ -92,28 +92,23 @@ class StorageLease:
             lease._acquire(on_wait)
         except Py4JError as error:
             lease._end(type(error))
-            text = full_text(error)
-            if "LEASE_LOST" in text:  # taken over before the first renewal
-                raise lease._held(lease._newest()[1]) from error
-            reason = text.strip().rpartition("\n")[2]
-            raise SetupError(
-                "LEASE_UNAVAILABLE",
-                f"cannot take the lease in {lease._folder}: {reason}",
-                hint="open-source Spark reads S3 as s3a://; other file systems need their jars "
-                "(setting spark.jars)"
-                if "No FileSystem for scheme" in reason
-                else "check the endpoint, that the bucket exists, and that the credentials are "
-                "valid and allow to list, read, write and delete there",
-            ) from error
+            raise lease._failed(error) from error
         return lease
 
     def add_tables(self, paths: Iterable[str]) -> None:
-        """Record tables before they are written: a driver that takes over fences them."""
+        """Record tables before they are written: a driver that takes over fences them.
+
+        Raises:
+            SetupError: As `acquire`.
+        """
         with self._lock:
             new = set(paths) - self._tables
             if new:
                 self._tables |= new
-                self._jvm.setRecord(self._text())
+                try:
+                    self._jvm.setRecord(self._text())
+                except Py4JError as error:
+                    raise self._failed(error) from error
 
     def failure(self) -> str | None:
         """The failure if another driver has taken the lease over; looks into the storage."""
@@ -191,6 +186,21 @@ class StorageLease:
             if now != text:
                 raise self._held(now)
         return text
+
+    def _failed(self, error: Py4JError) -> SetupError:
+        text = full_text(error)
+        if "LEASE_LOST" in text:  # taken over before a renewal
+            return self._held(self._newest()[1])
+        reason = text.strip().rpartition("\n")[2]
+        return SetupError(
+            "LEASE_UNAVAILABLE",
+            f"cannot take the lease in {self._folder}: {reason}",
+            hint="open-source Spark reads S3 as s3a://; other file systems need their jars "
+            "(setting spark.jars)"
+            if "No FileSystem for scheme" in reason
+            else "check the endpoint, that the bucket exists, and that the credentials are "
+            "valid and allow to list, read, write and delete there",
+        )
 
     def _held(self, text: str) -> SetupError:
         holder = describe_holder(_record(text))

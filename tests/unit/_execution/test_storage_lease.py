@@ -29,3 +29,13 @@ def test_storage_of_another_scheme_has_a_hint_at_the_known_one():
         StorageLease.acquire(spark, "s3://bucket/shop", {}, 1.0)
     assert refused.value.condition == "LEASE_UNAVAILABLE"
     assert "s3a://" in (refused.value.hint or "")
+
+
+def test_lease_that_cannot_be_written_before_the_tables_is_an_error_of_the_storage():
+    spark = MagicMock()
+    lease = StorageLease(spark, "s3a://bucket/shop", {}, 30.0, is_borrowed=False)
+    lease._jvm = spark.of_java
+    spark.of_java.setRecord.side_effect = Py4JError("AccessDeniedException: Status Code: 403")
+    with pytest.raises(SetupError, match="403") as refused:
+        lease.add_tables(["s3a://bucket/shop/tables/bronze"])
+    assert refused.value.condition == "LEASE_UNAVAILABLE"
