@@ -161,6 +161,25 @@ def test_error_of_a_refused_commit_names_the_bucket(
         session("sql", f"CREATE TABLE delta.`{table}` (n INT)")
 
 
+def test_request_that_is_always_refused_as_busy_fails(
+    server: S3Double, proxy: FaultyProxy, session: StoreSession
+) -> None:
+    Landing(server, "busy")
+    for setting in ("retry.throttle.interval=1ms", "attempts.maximum=1"):
+        session("sql", f"SET fs.s3a.bucket.busy.{setting}")
+    requests = itertools.count()
+
+    def fault(number: int, method: str, path: str) -> str:
+        is_commit = method == "PUT" and path.endswith(".json")
+        return "busy" if is_commit and next(requests) < 24 else ""
+
+    with (
+        mock.patch.object(proxy, "fault", fault),
+        pytest.raises(AssertionError, match="Status Code: 503"),
+    ):
+        session("sql", "CREATE TABLE delta.`s3a://busy/table` (n INT)")
+
+
 def test_replaced_object_is_read_again(server: S3Double, session: StoreSession) -> None:
     landing = Landing(server, "replaced")
     path = "s3a://replaced/in/0"  # of no known format, and opened as Spark opens its offsets

@@ -126,6 +126,8 @@ def session_defaults(
     # Hadoop's default, `analytics`, keeps what it read: of an object that was replaced since, some
     # readers get the former content.
     conf["spark.hadoop.fs.s3a.input.stream.type"] = "classic"
+    # Each pause is twice as long as the one before: Hadoop's default, 20, is more than a day.
+    conf["spark.hadoop.fs.s3a.retry.throttle.limit"] = "10"
     # Delta's own ones for these stores, with a check of the lease.
     conf["spark.delta.logStore.abfss.impl"] = "penstock.storage.AzureLogStore"
     conf["spark.delta.logStore.gs.impl"] = "penstock.storage.GcsLogStore"
