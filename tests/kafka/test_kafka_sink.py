@@ -132,6 +132,10 @@ def test_sinks_that_cannot_work_are_refused_before_anything_starts(
     project.source(
         """
 dp.create_sink("no_topic", "kafka", {"kafka.bootstrap.servers": "h:1"})
+dp.create_sink("same", "kafka", {"kafka.bootstrap.servers": "h:1,i:1", "topic": "orders"})
+dp.create_sink("typo", "kafka", {
+    "kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.compresion.type": "zstd"
+})
 dp.create_sink("files", "parquet", {"path": "out"})
 dp.create_sink("nowhere", "json")
 dp.create_sink("merged", "delta", {"path": "out2"})
@@ -140,6 +144,15 @@ dp.create_sink("rows_of", "jdbc", {"url": "jdbc:postgresql://h/d", "dbtable": "t
 @dp.append_flow(target="no_topic")
 def typed():
     return rows().select(F.col("id").alias("key"), F.struct("*").alias("value"))
+
+def stream(**options):
+    kafka = spark.readStream.format("kafka").option("kafka.bootstrap.servers", "i:1")
+    return kafka.options(**options).load()
+
+dp.append_flow(target="same", name="topic")(lambda: stream(subscribe="a, orders"))
+dp.append_flow(target="same", name="pattern")(lambda: stream(subscribePattern="ord.*"))
+dp.append_flow(target="same", name="partition")(lambda: stream(assign='{"orders": [0]}'))
+dp.append_flow(target="typo", name="misspelt")(lambda: stream(subscribe="orders"))
 
 @dp.append_flow(target="nowhere")
 def plain():
@@ -156,7 +169,9 @@ dp.append_flow(target="rows_of", name="repeated")(counted)
     with pytest.raises(DefinitionErrors) as caught:
         project.run()
     text = str(caught.value)
+    assert text.count("location kafka://h:1,i:1/orders is read by its own flow") == 2
     for said in (
+        "did you mean `kafka.compression.type`",
         "column `key` is bigint, not string or binary",
         "neither option `topic` nor a column `topic`",
         "A parquet sink takes rows in append mode only",

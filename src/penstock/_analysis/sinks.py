@@ -60,12 +60,16 @@ def check_place(sink: Sink, options: Mapping[str, str], sources: Sequence[Opened
     path = option(options, "path")
     place, local = path_key(path), local_path(path)
     file = f"{path.rstrip('/') if local is None else normpath(local)}/part-0.{sink.format}"
+    location = sink_of(sink.format).facts(options).location
+    if not path and location is not None:
+        place = file = f"{location.namespace}/{location.name}"
     for source in sources:
         if place and (place in map(path_key, source.paths) or source.includes(file)):
             raise ConnectorError(
                 "SINK_OPTION_REFUSED",
                 f"the sink's location {place} is read by its own flow",
-                hint="choose another location for the sink",
+                hint="choose another location for the sink; or read it into a table of the "
+                "pipeline, from which a second flow writes what it selects",
             )
 
 

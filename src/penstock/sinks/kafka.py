@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -96,6 +97,8 @@ class KafkaSink(Sink):
     def check_query(
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
+        if SparkContext._jvm is not None:  # which has Kafka's names of options
+            refuse_misspelt(options, SparkContext._jvm)
         problems = [
             f"column `{name}` is {kind}, not {' or '.join(_COLUMNS[name])}"
             for name, kind in columns.items()
@@ -116,7 +119,6 @@ class KafkaSink(Sink):
 
     def open(self, write: Write) -> OpenedSink:
         check_names(write.schema)
-        refuse_misspelt(write.options, write.spark._jvm)
         has_ids = option(write.options, _ROW_IDS).strip().lower() != "false"
         options = {k: v for k, v in write.options.items() if k.lower() != _ROW_IDS.lower()}
         if write.has_batches and has_ids:

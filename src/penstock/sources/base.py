@@ -253,7 +253,10 @@ class OpenedSource:
         self.place = place
 
     def includes(self, path: str) -> bool:
-        """Whether a new file with this path is certain to be read."""
+        """Whether a new file with this path is certain to be read.
+
+        For topics: whether new messages in `kafka://<servers>/<topic>` are.
+        """
         return False
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:

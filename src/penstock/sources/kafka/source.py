@@ -146,6 +146,12 @@ class KafkaStream(OpenedSource):
         rows = _before_end(rows, read.position)
         super().__init__(rows, name=name, unit="offsets", place=self._options.place)
 
+    def includes(self, path: str) -> bool:
+        """See `OpenedSource.includes`; a sink may write to other partitions than `assign` names."""
+        servers, _, topic = path.removeprefix("kafka://").rpartition("/")
+        same = {server.strip() for server in servers.split(",")} & {*self.place.split(",")}
+        return bool(same) and not self._omits({topic: {"-1": 0}})
+
     def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
         """See `OpenedSource.prepare_start`: refuse to leave out what the checkpoint has read.
 
