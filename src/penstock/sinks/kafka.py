@@ -45,6 +45,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "row_id": _TEXT,
 }
 _NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
+_NOT_CONFIRMED = re.compile(r"Expiring \d+ record\(s\) for \S+ ms has passed since batch creation")
 # Kafka's and Spark's words about messages that no retry sends.
 _REFUSED = re.compile(
     r"(?<=RecordTooLargeException: ).+|(?<=InvalidRecordException: ).+|Invalid topics: \[.*?\]"
@@ -144,6 +145,18 @@ class KafkaSink(Sink):
                 retryable=False,
                 origin=flow.origin,
                 hint=f"{hint}. Other messages of the batch may have been sent, and are sent again",
+            )
+        if (expired := _NOT_CONFIRMED.search(text)) is not None:
+            return FlowError(
+                "KAFKA_NOT_ANSWERING",
+                f"flow {flow.name!r}: the brokers did not confirm messages{batch}: {expired[0]}",
+                flow=flow.name,
+                batch_id=batch_id,
+                retryable=True,
+                origin=flow.origin,
+                hint="check that they run, and that the executors can connect to them; the batch "
+                "is sent again, so some messages may be in the topic twice. "
+                "`kafka.delivery.timeout.ms` is how long a message waits for its confirmation",
             )
         topic = _NO_TOPIC.search(text)
         if topic is None:

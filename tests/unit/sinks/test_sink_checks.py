@@ -164,6 +164,10 @@ def test_error_names_the_missing_topic():
     assert (error.condition, error.retryable) == ("SINK_TOPIC_NOT_FOUND", True)
     assert "topic 'no.such-topic' is not known to the brokers in batch 2" in error.message
     assert "penstock broker topic" in (error.hint or "")
+    message = "Expiring 55 record(s) for a.b-1:20001 ms has passed since batch creation"
+    error = sink_of("kafka").explain(message, flow, 2)
+    assert error is not None
+    assert (error.condition, error.retryable) == ("KAFKA_NOT_ANSWERING", True)
     assert sink_of("kafka").explain("another failure", flow, None) is None
     assert sink_of("json").explain(message, flow, 2) is None
 
