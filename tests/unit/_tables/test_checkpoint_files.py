@@ -107,6 +107,11 @@ def test_intact_checkpoint_has_at_most_an_open_batch(store: Store):
     for part in "01":
         (store.folder / "state" / "0" / part / "5_ab-12.zip").write_bytes(b"x")
     assert store.kinds() == {}
+    # As Spark writes it without micro-batches.
+    _write(store.folder / "offsets" / "4", 'v1\n\n{"orders": {"0": 40}}\n-')
+    assert store.kinds() == {}
+    (checkpoint,) = checkpoints(store.settings)
+    assert checkpoint.planned[-1].offsets == ({"orders": {"0": 40}}, None)
 
 
 def _overwrite(name: str, text: str) -> Callable[[Store], None]:

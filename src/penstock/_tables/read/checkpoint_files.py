@@ -224,7 +224,7 @@ def _planned(path: Path, damaged: dict[str, str], last: int) -> Iterator[LoggedB
             damaged[name] = "is truncated: it has no offsets"
             continue
         try:
-            head = json.loads(lines[0])
+            head = json.loads(lines[0] or "{}")  # empty without micro-batches
             yield LoggedBatch(
                 batch_id=number,
                 offsets=tuple(_offset(line) for line in lines[1:]),
@@ -258,7 +258,7 @@ def _entries(
             damaged[name] = f"cannot be read: {error}"
             continue
         if re.fullmatch(r"v\d+", version):
-            yield number, name, [line for line in lines if line]
+            yield number, name, [*lines[:1], *filter(None, lines[1:])]
         else:
             damaged[name] = "does not start with a version" if version else "is empty"
 
