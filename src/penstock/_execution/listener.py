@@ -95,9 +95,12 @@ WRITTEN = "penstock_written"
 
 
 def written_records(progress: Mapping[str, Any]) -> int | None:
-    """Rows of a micro-batch that went to a sink, as far as the query observes them."""
+    """Rows that went to a sink, as far as the query observes them or Spark counts them."""
     rows = (progress.get("observedMetrics") or {}).get(WRITTEN)
-    return None if rows is None else int(rows[WRITTEN])
+    if rows is not None:
+        return int(rows[WRITTEN])
+    counted = (progress.get("sink") or {}).get("numOutputRows", -1)
+    return None if counted < 0 else int(counted)
 
 
 def backlog_records(progress: Mapping[str, Any]) -> int | None:
