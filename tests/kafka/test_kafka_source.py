@@ -196,6 +196,16 @@ def letters():
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("letters") == [(letter,) for letter in "abcdefgh"]
 
+    # As after continuous processing, which writes no settings.
+    offsets = project.commits_folder("letters").parent / "offsets"
+    newest = max(offsets.glob("[0-9]*"), key=lambda file: int(file.name))
+    version, _, ends = newest.read_text().split("\n")
+    newest.write_text(f"{version}\n\n{ends}")
+    newest.with_name(f".{newest.name}.crc").unlink()
+    produce(kafka_broker, "least", "i")
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("letters") == [(letter,) for letter in "abcdefghi"]
+
 
 def test_assigned_partition_that_does_not_exist_is_an_error(
     kafka_broker, spark, tmp_path: Path, monkeypatch

@@ -160,6 +160,11 @@ class KafkaStream(OpenedSource):
         files = StorageFiles(self._spark)
         planned = batches(files, checkpoint, "offsets")[-1:]
         text = files.read(f"{checkpoint}/offsets/{planned[0]}") if planned else None
+        if text is not None and text.startswith("v1\n\n"):
+            # Of continuous processing. Spark plans no micro-batch after offsets without settings.
+            head = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+            text = text.replace("\n\n", f"\n{head}\n", 1)
+            files.write(f"{checkpoint}/offsets/{planned[0]}", text)
         streams = [other for other in siblings if isinstance(other, KafkaStream)]
         last = list(source_offsets(text or ""))
         ends = [offset for offset in last if is_offset(offset)]
