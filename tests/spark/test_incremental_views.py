@@ -16,6 +16,7 @@ from view_results import View
 
 from penstock._spark.plans import batch_sources, query_text
 from penstock._tables.delta_log import DeltaJvm
+from penstock._tables.write.view_writer import COPIES, _with_copies
 
 CASES = 28
 APPENDED = {"filtered", "exploded", "joined", "all_rows"}
@@ -97,6 +98,8 @@ def test_refreshed_views_equal_their_queries_after_random_changes(spark, tmp_pat
     techniques = check_rounds(spark, tmp_path, 1, 2, SHAPES.keys() - LONG)
     assert techniques["ROW_BASED"] >= 500
 
+
+ZEROS = "k INT, x DOUBLE, y ARRAY<FLOAT>"
 
 LARGE_BYTES = 16 << 20  # from this size on, Delta reads whole files
 MAPPED = "TBLPROPERTIES (delta.columnMapping.mode = '{}')"
@@ -234,6 +237,14 @@ def test_zeros_of_both_signs_are_different_rows(spark, tmp_path):
     spark.sql(f"UPDATE {table} SET x = -x, y = named_struct('z', -0F)")
     assert view.refresh() == "ROW_BASED"
     assert view.rows == view.computed()
+    of_view = spark.createDataFrame([(1, 0.0, [0.0]), (1, -0.0, [-0.0]), (2, 0.0, [-0.0])], ZEROS)
+    changes = spark.createDataFrame([(1, 0.0, [0.0], -1), (3, -0.0, None, 1)], f"{ZEROS}, n INT")
+    result = _with_copies(of_view, changes.withColumnRenamed("n", COPIES))
+    assert sorted(map(repr, map(tuple, result.collect()))) == [
+        "(1, -0.0, [-0.0])",
+        "(2, 0.0, [-0.0])",
+        "(3, -0.0, None)",
+    ]
 
 
 @pytest.mark.usefixtures("small_queries")

@@ -197,7 +197,16 @@ def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
     columns = [F.col(quoted(name)) for name in changes.columns[:-1]]
     rows = old.select(*columns, F.lit(1).cast("long").alias(COPIES))
     both = rows.unionByName(changes).coalesce(1)
-    sums = both.groupBy(*columns).agg(F.sum(COPIES).alias(COPIES))
+    groups, sums = [], [F.sum(COPIES).alias(COPIES)]
+    for column, (name, kind) in zip(columns, changes.dtypes, strict=False):
+        if "double" not in kind and "float" not in kind:
+            groups.append(column)
+            continue
+        # GROUP BY makes one of -0.0 and 0.0; their texts differ.
+        text = column.cast("string").alias(f"{COPIES}_text_{name}")
+        groups += [column.alias(f"{COPIES}_{name}"), text]
+        sums.append(F.first(column).alias(name))
+    grouped = both.groupBy(*groups).agg(*sums)
     copies = F.when(F.col(COPIES) < 0, F.raise_error(_OTHER_ROWS)).otherwise(F.col(COPIES))
     times = F.explode(F.array_repeat(F.lit(1), copies.cast("int"))).alias(COPIES)
-    return sums.select(*columns, times).drop(COPIES)
+    return grouped.select(*columns, times).drop(COPIES)
