@@ -164,6 +164,8 @@ REFUSED = {
     "SELECT c, sum(v) AS s FROM {t} GROUP BY ROLLUP (c)": "Expand",
     "SELECT c, (SELECT max(w) FROM {d}) AS m FROM {t}": "a scalar subquery",
     f"{RECURSIVE} SELECT c, n FROM r": "UnionLoop",
+    "SELECT session_window(timestamp_seconds(v), '5 minutes') AS s, count(*) AS n FROM {t}"
+    " GROUP BY session_window(timestamp_seconds(v), '5 minutes')": "session_window",
     "SELECT c FROM {t} WHERE v > 3 OR k IN (SELECT k FROM {d})": "EXISTS or IN within OR",
     "SELECT n FROM {t} GROUP BY n": "no column of the result",
     "SELECT s.c, d.name FROM (SELECT c, k, row_number() OVER (PARTITION BY c ORDER BY v) AS r"

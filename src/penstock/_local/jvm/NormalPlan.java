@@ -3,7 +3,9 @@ package penstock.delta;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases;
 import org.apache.spark.sql.catalyst.analysis.EliminateView;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
+import org.apache.spark.sql.catalyst.expressions.SessionWindow;
 import org.apache.spark.sql.catalyst.optimizer.EliminateResolvedHint;
 import org.apache.spark.sql.catalyst.optimizer.InlineCTE;
 import org.apache.spark.sql.catalyst.optimizer.PullupCorrelatedPredicates;
@@ -84,6 +86,12 @@ final class NormalPlan {
     for (Expression expression : PlanParts.list(node.expressions())) {
       if (PlanParts.has(expression, part -> part instanceof PlanExpression)) {
         throw unsupported("a scalar subquery");
+      }
+      // As Spark's planner finds them. A row may extend or connect the sessions of others.
+      if (node instanceof Aggregate
+          && expression instanceof NamedExpression column
+          && column.metadata().contains(SessionWindow.marker())) {
+        throw unsupported("session_window");
       }
     }
     PlanParts.list(node.children()).forEach(NormalPlan::check);
