@@ -66,6 +66,12 @@ def cities():
     project.add("b.json", [event(3, "I", 2, "Raul", "Lima"), event(3, "D", 5)])
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "customers") == [(1, "Isabel", "Oaxaca")]
+    (lineage,) = [
+        event["details"]["column_lineage"]
+        for event in project.log("column_lineage")
+        if event["origin"]["dataset_name"].endswith("customers")
+    ]
+    assert set(lineage["columns"]) == {"id", "name", "city"}
     project.add("c.json", [event(3, "U", 4, "Raul", "Late"), event(1, "U", 3, "Isabel", "Lima")])
     project.add("d.json", [event(None, "U", 4, "Nobody", "x"), event(4, "U", None, "Unknown", "x")])
     assert project.run().state is UpdateState.COMPLETED

@@ -75,7 +75,12 @@ def as_cdc(
     wanted, scd_type = rows.target_schema(), rows.shape.scd_type
     if declared is not None:
         check_declared(declared, scd_type, wanted, dataset.declared.origin)
-    return replace(analysis, schema_json=wanted.json()), wanted
+    lineage = analysis.lineage
+    if lineage is not None:
+        names = {name.lower() for name in wanted.names}
+        columns = {name: of for name, of in lineage.columns.items() if name.lower() in names}
+        lineage = replace(lineage, columns=columns)
+    return replace(analysis, schema_json=wanted.json(), lineage=lineage), wanted
 
 
 def _check_sequence(source: DataFrame, flow: Flow, spec: CdcSpec, kind: DataType) -> None:
