@@ -151,6 +151,7 @@ def stream(**options):
 
 dp.append_flow(target="same", name="topic")(lambda: stream(subscribe="a, orders"))
 dp.append_flow(target="same", name="pattern")(lambda: stream(subscribePattern="ord.*"))
+dp.append_flow(target="same", name="filtered")(lambda: stream(subscribe="orders").where("false"))
 dp.append_flow(target="same", name="partition")(lambda: stream(assign='{"orders": [0]}'))
 dp.append_flow(target="typo", name="misspelt")(lambda: stream(subscribe="orders"))
 

@@ -186,7 +186,7 @@ class Analysis:
         if dataset is None and analysis.output_mode is not None and self._assumptions is None:
             sink = self.index.sinks[self.index.flow_targets[flow.name]]
             mode, context = analysis.output_mode, self._evaluator.context
-            check_place(sink, checked_options(sink, df, mode, context), evaluation.sources)
+            check_place(sink, checked_options(sink, df, mode, context), df, evaluation.sources)
         self.analyses[flow.name] = analysis
         if dataset is not None:
             schema = schema if declared is None else declared

@@ -12,6 +12,7 @@ from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.paths import local_path, path_key
+from penstock._spark import plans
 from penstock.errors import ConnectorError, PenstockError
 from penstock.sinks.base import option
 from penstock.sinks.registry import sink_of
@@ -51,25 +52,27 @@ def checked_options(
     return options
 
 
-def check_place(sink: Sink, options: Mapping[str, str], sources: Sequence[OpenedSource]) -> None:
+def check_place(
+    sink: Sink, options: Mapping[str, str], df: DataFrame, sources: Sequence[OpenedSource]
+) -> None:
     """Refuse a sink in a place that its own flow streams from.
 
-    Each update would read what the previous one has written. In a folder with the log of a file
-    sink, Spark reads only the files of that log and ignores all others.
+    Each update would read what the previous one has written, unless a filter leaves that out of a
+    topic. In a folder with the log of a file sink, Spark reads only the files of that log and
+    ignores all others.
     """
     path = option(options, "path")
     place, local = path_key(path), local_path(path)
     file = f"{path.rstrip('/') if local is None else normpath(local)}/part-0.{sink.format}"
     location = sink_of(sink.format).facts(options).location
-    if not path and location is not None:
+    if not path and location is not None and not plans.has_filter(df):
         place = file = f"{location.namespace}/{location.name}"
     for source in sources:
         if place and (place in map(path_key, source.paths) or source.includes(file)):
             raise ConnectorError(
                 "SINK_OPTION_REFUSED",
                 f"the sink's location {place} is read by its own flow",
-                hint="choose another location for the sink; or read it into a table of the "
-                "pipeline, from which a second flow writes what it selects",
+                hint="choose another location for the sink",
             )
 
 

@@ -85,6 +85,10 @@ def walk(plan: Any) -> Iterator[Any]:
         yield from walk(child)
 
 
+def has_filter(df: DataFrame) -> bool:
+    return any(kind_of(node) == "Filter" for node in walk(analyzed(df)))
+
+
 def merge_keys(df: DataFrame, flow: Flow, properties: Mapping[str, str]) -> tuple[str, ...]:
     """Columns that identify a row of an update-mode flow: declared, or the grouping columns.
 
