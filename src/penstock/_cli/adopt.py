@@ -40,6 +40,7 @@ def adopt(
     Exit code 1 if no query has an equivalent: nothing is written then.
     """
     from penstock._adopt.proposal import propose
+    from penstock._cli.reports import write_text
     from penstock._project.locations import nearest_file
 
     if not job.is_file():
@@ -60,8 +61,7 @@ def adopt(
             raise SpecError(
                 "PROPOSAL_EXISTS", f"{place} exists already", hint="--force replaces it"
             )
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(proposal.text, encoding="utf-8")
+        write_text(place, proposal.text, "--output-dir")
     commands = _commands(proposal, job, place)
     body = _as_json(proposal, job, place, commands)
     options.show(output, body, _as_text(proposal, job, place, commands))

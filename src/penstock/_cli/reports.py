@@ -99,7 +99,7 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
             result.text = _clean(case.text)
     Xml.indent(root)
     text = Xml.tostring(root, encoding="unicode", xml_declaration=True)
-    _write(path, text + "\n", "--junit")
+    write_text(path, text + "\n", "--junit")
 
 
 def annotations(cases: Iterable[Case]) -> Iterator[str]:
@@ -124,7 +124,7 @@ def write_summary(path: Path, view: "UpdateView") -> None:
     text = "\n".join(summary(view)) + "\n"
     shared = os.environ.get("GITHUB_STEP_SUMMARY")
     is_shared = shared and path.resolve() == Path(shared).resolve()
-    _write(path, text, "--summary", mode="a" if is_shared else "w")
+    write_text(path, text, "--summary", mode="a" if is_shared else "w")
 
 
 def summary(view: "UpdateView") -> Iterator[str]:
@@ -190,7 +190,8 @@ def _clean(text: str) -> str:
     return _UNPRINTABLE.sub("?", shown(text))
 
 
-def _write(path: Path, text: str, option: str, *, mode: str = "w") -> None:
+def write_text(path: Path, text: str, option: str, *, mode: str = "w") -> None:
+    """Write a file that an option of the command line names."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode, encoding="utf-8") as file:

@@ -476,6 +476,8 @@ def test_adopt_reports_commands_and_does_not_overwrite_a_file(
     assert Path("job_pipeline.py").read_text() == "mine"
     assert main(["adopt", "job.py", "--force", "--output-dir", "new"]) == 0
     assert "1 of 1 queries of job.py are in new/job_pipeline.py" in capsys.readouterr().out
+    assert main(["adopt", "job.py", "--output-dir", "job_pipeline.py"]) == 2
+    assert "job_pipeline.py/job_pipeline.py cannot be written" in capsys.readouterr().err
     Path("job.py").write_text("x = 1\n")
     assert main(["adopt", "job.py"]) == 2
     assert "[JOB_WITHOUT_QUERIES]" in capsys.readouterr().err
