@@ -249,6 +249,7 @@ def _run(
         origin=origin,
         last_batch=lambda flow: last_batch(events, flow),
         lost_lease=(lambda: None) if lease is None else lease.failure,
+        resets=[flow for step in reversed(plan.resets) for flow in step.flows],
     )
     engine = pipeline.engine(tables, context)
     update = Update(

@@ -11,6 +11,7 @@ import pytest
 from made_events import details
 from update_project import Project, shared_project
 
+from penstock._execution.flow_state import StateStore
 from penstock._observe.codec import details_of
 from penstock._observe.events import Event, UpdateState
 from penstock._runtime.update import UpdateResult
@@ -202,6 +203,23 @@ def test_rows_and_quarantine_are_rebuilt_by_a_full_refresh(chain: Chain):
     assert step.quarantined == before.quarantined
     assert step.rows["gold"] == [(0, 512), (1, 20)]
     assert step.silver_state["epoch"] != before.silver_state["epoch"]
+
+
+def test_tables_downstream_are_marked_before_a_table_is_emptied(
+    in_project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    def crash(store: StateStore, flow: str) -> None:
+        if flow == "silver":
+            raise PlanError("CRASHED", "before the mark")
+        mark(store, flow)
+
+    mark = StateStore.mark_reset
+    with monkeypatch.context() as patch:
+        patch.setattr(StateStore, "mark_reset", crash)
+        result = in_project.run(full_refresh=("bronze", "silver"))
+    assert result.state is UpdateState.FAILED
+    # With an empty bronze and no mark, silver could not continue.
+    assert in_project.run().state is UpdateState.COMPLETED
 
 
 def test_protected_table_is_kept_by_a_full_refresh_of_all_tables(chain: Chain):

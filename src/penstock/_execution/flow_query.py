@@ -56,6 +56,7 @@ class EngineContext:
     `emit` may be called on any thread. `source_digest` is of the project's source files, for views
     that use Python functions. `last_batch` is the newest micro-batch of a flow in the event log.
     `lost_lease` looks whether another driver has taken over, and returns the failure if so.
+    `resets` are the flows of a full refresh, downstream before upstream.
     """
 
     source_digest: str
@@ -63,6 +64,7 @@ class EngineContext:
     origin: EventOrigin
     last_batch: Callable[[str], tuple[int, int | None] | None]
     lost_lease: Callable[[], str | None] = lambda: None
+    resets: Sequence[str] = ()
 
 
 class FlowQueries:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -56,6 +57,8 @@ class SparkEngine:
         self._tables = tables
         self._state = tables.state
         self._context = context
+        self._unmarked = list(context.resets)
+        self._marking = Lock()
         self._maintenance: MaintenanceThread | None = None
         self._compacts_at_end = False
         self._once: set[StreamingQuery] = set()
@@ -102,8 +105,12 @@ class SparkEngine:
     def reset(self, step: ResetTable) -> None:
         node = self._graph.datasets[step.dataset]
         with self._queries.translated(self._graph.flows[step.flows[0]]):
-            for flow in step.flows:
-                self._state.mark_reset(flow)
+            with self._marking:
+                # All of them before a table is emptied: a stream that is killed between the two
+                # would find its rows gone. Downstream first, for a kill between two marks.
+                while self._unmarked:
+                    self._state.mark_reset(self._unmarked[0])
+                    self._unmarked.pop(0)
             self._reset(node)
 
     def prepare(self, step: PrepareTable) -> None:
