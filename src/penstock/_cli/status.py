@@ -372,11 +372,10 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
         )
     lag = flow["lag"]
     if lag is not None:
-        behind = (
-            "" if lag["catch_up_seconds"] is None else f", {lag['catch_up_seconds']:g} s of work"
-        )
-        if lag["event_time_seconds"] is not None:
-            behind += f", newest row {lag['event_time_seconds']:g} s old"
+        work, age = lag["catch_up_seconds"], lag["event_time_seconds"]
+        behind = "" if work is None else f", {seconds(work)} of work"
+        if age is not None:
+            behind += f", newest row {seconds(abs(age))} {'old' if age >= 0 else 'in the future'}"
         yield f"lag: {_lag(lag)}{behind}"
         for source in lag["sources"]:
             yield f"  source {source['source']}{_waiting(source)}"
@@ -385,17 +384,16 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
             for part in source["partitions"]:
                 yield f"    {_partition(part)}"
             for shard in source["shards"]:
-                yield (
-                    f"    {shard['stream']}/{shard['shard']}: {shard['behind_seconds']:g} s behind"
-                )
+                age = seconds(shard["behind_seconds"])
+                yield f"    {shard['stream']}/{shard['shard']}: {age} behind"
     store, watermark = flow["state_store"], flow["watermark"]
     if store is not None:
         yield f"state: {plural(store['rows'], 'row')}, {store['bytes']:,} bytes"
     if watermark is not None:
         delay = watermark["delay_seconds"]
-        behind = "" if delay is None else f", {delay:g} s behind the batch"
+        behind = "" if delay is None else f", {seconds(delay)} behind the batch"
         if delay is not None and delay < 0:
-            behind = f", {-delay:,.0f} s ahead of the batch"
+            behind = f", {seconds(-delay)} ahead of the batch"
         yield f"watermark: {watermark['value'] or 'not yet'}{behind}"
     for rule in flow["rules"]:
         yield f"rule {rule['name']}: {rule['passed']:,} passed, {rule['failed']:,} failed"

@@ -34,7 +34,7 @@ def rate(per_second: float | None) -> str:
 
 
 def seconds(duration: float | None) -> str:
-    """`0.42s`, `3.2s`, `2m05s`, `1h02m`, or `-` when not known."""
+    """`0.42s`, `3.2s`, `2m05s`, `1h02m`, `3d04h`, or `-` when not known."""
     if duration is None:
         return "-"
     if duration < 0.995:
@@ -45,7 +45,8 @@ def seconds(duration: float | None) -> str:
     minutes, rest = divmod(whole, 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"
-    return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
 
 
 def size(number: int) -> str:

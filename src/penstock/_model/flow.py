@@ -63,8 +63,10 @@ class Flow:
     @property
     def sink_reset(self) -> str:
         """For hints: what to run instead of `--full-refresh`, which sinks do not support."""
+        if self.implicit or self.cdc is not None or self.snapshot is not None:
+            return ""  # Its target is a table.
         return (
-            f"for a sink, `penstock checkpoint reset {self.name} --from POSITION`: `earliest` "
+            f"; for a sink, `penstock checkpoint reset {self.name} --from POSITION`: `earliest` "
             "writes all rows again, `latest` only new ones"
         )
 

@@ -161,7 +161,7 @@ def flow_error(
         message = f"cannot continue from its checkpoint: {cause(text)}"
         hint = (
             "if its query was changed, or names its sources in another order, revert that; "
-            f"--full-refresh {flow.target} starts it over from its sources; {flow.sink_reset}"
+            f"--full-refresh {flow.target} starts it over from its sources{flow.sink_reset}"
         )
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"
@@ -170,7 +170,7 @@ def flow_error(
         message = f"the source no longer has rows that were not read yet{batch}: {reason}"
         hint = (
             'set failOnDataLoss to "false" to continue without them, or --full-refresh '
-            f"{flow.target}; {flow.sink_reset}"
+            f"{flow.target}{flow.sink_reset}"
         )
     else:
         condition, message = "FLOW_FAILED", f"the query failed{batch}: {cause(text)}"

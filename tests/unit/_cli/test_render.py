@@ -197,13 +197,14 @@ def test_large_numbers_are_abbreviated() -> None:
     assert biggest == ["9,999,999", "999.9M", "999.9G", "-9,999,999"]
     assert max(len(count(10**power + 1)) for power in range(15)) <= 9
     assert [rate(None), rate(0.0), rate(3.44), rate(12_345.6)] == ["-", "0", "3.4", "12,346"]
-    assert [seconds(t) for t in (None, 0.004, 0.996, 59.96, 125, 3_725)] == [
+    assert [seconds(t) for t in (None, 0.004, 0.996, 59.96, 125, 3_725, 23_628_700)] == [
         "-",
         "0.00s",
         "1.0s",
         "1m00s",
         "2m05s",
         "1h02m",
+        "273d11h",
     ]
 
 

@@ -1,7 +1,7 @@
 import re
 import sys
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -386,7 +386,8 @@ def test_lost_rows_are_named():
 @pytest.mark.parametrize(
     "text", ["There are [2] sources in the checkpoint offsets", "[KAFKA_DATA_LOSS] gone"]
 )
-def test_hint_at_a_full_refresh_mentions_sinks(text):
+def test_hint_at_a_full_refresh_mentions_sinks_unless_the_target_is_a_table(text):
     hint = flow_error(text, FLOW).hint or ""
     assert "--full-refresh t" in hint
+    assert "sink" not in (flow_error(text, replace(FLOW, implicit=True)).hint or "")
     assert "penstock checkpoint reset f --from POSITION`: `earliest` writes all rows" in hint

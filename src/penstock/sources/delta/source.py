@@ -160,7 +160,7 @@ class DeltaStream(OpenedSource):
                 flow,
                 f"it reads a table whose rows were changed or deleted: {self.path}",
                 hint='read its change feed (option "readChangeFeed"), ignore changes with option '
-                f'"skipChangeCommits", or --full-refresh {flow.target}; {flow.sink_reset}',
+                f'"skipChangeCommits", or --full-refresh {flow.target}{flow.sink_reset}',
             )
         if self.has_any(_STARTS) and (outside := _OUTSIDE.search(text)) is not None:
             return flow_error(
@@ -187,7 +187,7 @@ class DeltaStream(OpenedSource):
                 f"the `schemaTrackingLocation` of {self.path} must be below the checkpoint, of "
                 "which Penstock chooses the folder",
                 hint="remove the option. After a column of the table was renamed or removed, or "
-                f"has another type: --full-refresh {flow.target}; {flow.sink_reset}",
+                f"has another type: --full-refresh {flow.target}{flow.sink_reset}",
             )
         is_final = "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE" in text
         if is_final or "DELTA_SCHEMA_CHANGED" in text:
@@ -198,7 +198,7 @@ class DeltaStream(OpenedSource):
                 # A column that was added during the update is read then.
                 retryable=not is_final,
                 hint="if a column was removed, renamed or has another type: "
-                f"--full-refresh {flow.target}; {flow.sink_reset}",
+                f"--full-refresh {flow.target}{flow.sink_reset}",
             )
         folder = re.escape(f"{self.path}/")
         data_file = f"(?:FileNotFoundException|FILE_NOT_(?:EXIST|FOUND)).*{folder}(?!_delta_log)"
@@ -209,7 +209,7 @@ class DeltaStream(OpenedSource):
                 f"files or commits that were not read yet are missing: {self.path}",
                 hint="if they were moved, or their storage is not mounted, put them back: the flow "
                 "continues. If VACUUM or the retention of the log deleted them, --full-refresh "
-                f"{flow.target} reads the newest version of the table; {flow.sink_reset}. A longer "
+                f"{flow.target} reads the newest version of the table{flow.sink_reset}. A longer "
                 "`delta.deletedFileRetentionDuration` and `delta.logRetentionDuration` of the "
                 "table keep them for flows that do not run for a while",
             )
@@ -220,8 +220,8 @@ class DeltaStream(OpenedSource):
                 f"its checkpoint has read another table than {self.path}",
                 hint="the table was created again, a target with `defer_to` reads it from another "
                 "storage now, or the query names its sources in another order than before: restore "
-                f"the order, or --full-refresh {flow.target} reads it from its start; "
-                f"{flow.sink_reset}",
+                f"the order, or --full-refresh {flow.target} reads it from its "
+                f"start{flow.sink_reset}",
             )
         return None
 

@@ -241,7 +241,7 @@ class KafkaStream(OpenedSource):
                     "again: the offsets of its checkpoint are no longer valid",
                     flow=flow.name,
                     origin=flow.origin,
-                    hint=f"--full-refresh {display} reads the new topic from its start; "
+                    hint=f"--full-refresh {display} reads the new topic from its start"
                     f"{flow.sink_reset}; to keep the rows of the old one, give the flow a new "
                     "name: it starts with a new checkpoint",
                 )

@@ -47,8 +47,8 @@ _FAILURE = re.compile(
 )
 _HINTS = {
     "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to continue without them, or --full-refresh '
-    "TABLE to read the rows that are left; RESET",
-    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; RESET; to keep "
+    "TABLE to read the rows that are leftRESET",
+    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its startRESET; to keep "
     "the rows of the old one, give the flow a new name: it starts with a new checkpoint",
 }
 _MAY_PASS = ("KINESIS_UNREACHABLE",)
