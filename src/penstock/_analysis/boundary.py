@@ -8,8 +8,10 @@ from types import TracebackType
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
+from pyspark.sql import functions
 
 from penstock._analysis.missing_sources import NO_TABLE, error_details, lacks_file_system
+from penstock._model import similar
 from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation, is_ours, source_location
@@ -77,11 +79,15 @@ def query_error(
             hint="call a model from a pandas UDF instead",
         )
     if condition in ("UNRESOLVED_ROUTINE", "REQUIRES_SINGLE_PART_NAMESPACE") and function:
+        name = function.replace("`", "")
+        close = similar.nearest(name, functions.__all__, cutoff=0.8)
         return DefinitionError(
             "FUNCTION_NOT_FOUND",
-            f"{flow!r} calls the function {function.replace('`', '')!r}, which Spark does not have",
+            f"{flow!r} calls the function {name!r}, which Spark does not have",
             origin=origin,
-            hint="functions of a workspace are not available: compute it in the query, or register "
+            hint=f"did you mean `{close}`?"
+            if close
+            else "functions of a workspace are not available: compute it in the query, or register "
             "a function under a one-part name with spark.udf.register in a source file",
         )
     if condition in NO_TABLE:

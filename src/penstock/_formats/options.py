@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from penstock._model.aws import AwsAccess, access_options
 from penstock._model.duration import parse_seconds
 from penstock._model.quantity import parse_bytes
-from penstock._model.similar import nearest
+from penstock._model.similar import nearest, suggested
 from penstock.errors import ConnectorError
 
 Choice = TypeVar("Choice", bound=str)
@@ -368,9 +368,8 @@ def _invalid(
     *,
     prefix: str = "cloudFiles.",
 ) -> ConnectorError:
-    near = nearest(value, choices)
     return ConnectorError(
         "AUTOLOADER_OPTION_INVALID",
         f"option {prefix}{name} is {value!r}; it must be {wanted}",
-        hint=f"did you mean {near!r}?" if near else None,
+        hint=suggested(value, choices),
     )

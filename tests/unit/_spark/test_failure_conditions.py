@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from penstock import _launch
@@ -353,6 +354,19 @@ def test_a_file_without_permission_says_who_needs_it(text):
         raise OSError(text)
     assert failed.value.condition == "PERMISSION_DENIED"
     assert text in failed.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("to_dat", "did you mean `to_date`?"), ("mask_pii", "")]
+)
+def test_misspelled_function_has_the_nearest_one_of_spark_as_hint(name, hint):
+    error = AnalysisException("[UNRESOLVED_ROUTINE] Cannot resolve the routine")
+    error.getCondition = lambda: "UNRESOLVED_ROUTINE"
+    error.getMessageParameters = lambda: {"routineName": f"`{name}`"}
+    with pytest.raises(DefinitionError) as failed, user_code(FLOW, lambda _name: None):
+        raise error
+    assert failed.value.condition == "FUNCTION_NOT_FOUND"
+    assert failed.value.hint == hint if hint else "spark.udf.register" in (failed.value.hint or "")
 
 
 def test_query_function_that_ends_the_program_is_an_error():
