@@ -369,6 +369,11 @@ def test_misspelled_function_has_the_nearest_one_of_spark_as_hint(name, hint):
     assert failed.value.hint == hint if hint else "spark.udf.register" in (failed.value.hint or "")
 
 
+def test_lost_file_of_a_table_has_a_hint():
+    text = "java.io.FileNotFoundException: File file:/t/deletion_vector_1.bin does not exist"
+    assert "put it back" in (flow_error(text, FLOW).hint or "")
+
+
 def test_query_function_that_ends_the_program_is_an_error():
     with pytest.raises(UserCodeError) as failed, user_code(FLOW, lambda _name: None):
         sys.exit(0)
