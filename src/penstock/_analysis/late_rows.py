@@ -119,24 +119,24 @@ class LateRowFinder:
         self, session: SparkSession, inputs: Iterable[_Input], watermark: int | None
     ) -> Iterator[DataFrame]:
         for source in inputs:
-            frame, names = _frame(session, source.plan)
+            frame = _frame(session, source.plan)
             time = F.col(quoted(frame.columns[source.position]))
             end = time["end"] if source.is_window else time
             limit = F.timestamp_millis(F.lit(watermark if watermark is not None else 0))
             is_late = end <= limit if watermark is not None else F.lit(False)
-            yield _with_reason(frame, names, is_late, LATE)
+            yield _with_reason(frame, is_late, LATE)
             if source.before_window is not None and self.keeps:
                 plan, position = source.before_window
-                frame, names = _frame(session, plan)
+                frame = _frame(session, plan)
                 is_null = F.col(quoted(frame.columns[position])).isNull()
-                yield _with_reason(frame, names, is_null, NO_EVENT_TIME)
+                yield _with_reason(frame, is_null, NO_EVENT_TIME)
             if source.sessions is not None and self.keeps:
                 plan, position = source.sessions
-                frame, names = _frame(session, plan)
+                frame = _frame(session, plan)
                 window = F.col(quoted(frame.columns[position]))
                 is_empty = ~F.coalesce(window["end"] > window["start"], F.lit(False))
                 has_time = window["start"].isNotNull()
-                yield _with_reason(frame, names, has_time & is_empty, NO_SESSION_GAP)
+                yield _with_reason(frame, has_time & is_empty, NO_SESSION_GAP)
 
 
 def dropped_by_watermark(progress: Any) -> int:
@@ -147,8 +147,8 @@ def dropped_by_watermark(progress: Any) -> int:
     )
 
 
-def _frame(session: SparkSession, plan: Any) -> tuple[DataFrame, list[str]]:
-    """The rows of a plan, with unique column names; and its own names."""
+def _frame(session: SparkSession, plan: Any) -> DataFrame:
+    """The rows of a plan, with unique column names."""
     names = [str(attribute.name()) for attribute in iterate(plan.output())]
     known, seen = {name.lower() for name in names}, set()
     unique = []
@@ -159,10 +159,10 @@ def _frame(session: SparkSession, plan: Any) -> tuple[DataFrame, list[str]]:
             new = f"{name}_{count}"
         seen.add(new.lower())
         unique.append(new)
-    return dataframe(session, plan).toDF(*unique), names
+    return dataframe(session, plan).toDF(*unique)
 
 
-def _with_reason(df: DataFrame, names: list[str], condition: Column, reason: str) -> DataFrame:
+def _with_reason(df: DataFrame, condition: Column, reason: str) -> DataFrame:
     kept = [name for name in df.columns if name not in QUARANTINE_COLUMNS]
     return df.where(condition).select(
         *[F.col(quoted(name)) for name in kept],

@@ -143,7 +143,7 @@ class EventShape(RowShape):
         Stored keys may be spelled in another case; stored values are at least the columns of the
         flow.
         """
-        skip = [self._skip(value_type).alias("skip")] if self.shape.has_partial else []
+        skip = [self._skip().alias("skip")] if self.shape.has_partial else []
         first = [
             self.op().alias("op"),
             as_column(self.spec.sequence_by).alias("seq"),
@@ -173,7 +173,7 @@ class EventShape(RowShape):
         at = F.lit(now_ms).cast("bigint").alias("at")
         return df.select(*first).select(*second, at)
 
-    def _skip(self, value_type: T.StructType) -> Column:
+    def _skip(self) -> Column:
         """Names, in lower case, of the columns that an upsert leaves unchanged."""
         partial = [f.name for f in self.values if is_partial(self.spec, f.name)]
         if self.spec.columns_to_update is not None:
