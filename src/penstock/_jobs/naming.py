@@ -9,6 +9,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 
 from penstock._model.origin import SourceLocation
+from penstock._tables.jvm import private_field
 
 _TARGETS = ("topic", "path", "dbtable")
 
@@ -30,20 +31,14 @@ def target_of(writer: Any, name: str | None) -> QueryTarget:
     java = writer._jwrite
     try:
         # Spark has no public way to read them.
-        source, options = str(_field(java, "source")), _field(java, "extraOptions")
-        mode = str(_field(java, "outputMode").toString()).upper()
+        source, options = str(private_field(java, "source")), private_field(java, "extraOptions")
+        mode = str(private_field(java, "outputMode").toString()).upper()
         if name is None:
             named = (options.get(key) for key in _TARGETS)
             name = next((str(option.get()) for option in named if option.isDefined()), None)
     except Py4JError:
         return QueryTarget(name=name)
     return QueryTarget(format=source, mode=mode, name=name)
-
-
-def _field(java: Any, name: str) -> Any:
-    field = java.getClass().getDeclaredField(name)
-    field.setAccessible(True)
-    return field.get(java)
 
 
 def flow_name(

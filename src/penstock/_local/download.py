@@ -5,7 +5,6 @@ size and SHA-256 are those of the jar lock: a file with its real name is always 
 """
 
 import errno
-import fcntl
 import hashlib
 import http.client
 import os
@@ -20,6 +19,7 @@ from typing import BinaryIO, NoReturn
 
 from penstock._local.lock import Jar
 from penstock._local.repository import Repository
+from penstock._runtime.lease import try_lock
 from penstock.errors import SetupError
 
 _ATTEMPTS = 3
@@ -267,7 +267,7 @@ def _part_file(jar: Jar, target: Path, stop: threading.Event) -> Iterator[Buffer
     path = _part_path(target)
     while True:
         with path.open("a+b") as part:
-            while not _try_lock(part):
+            while not try_lock(part.fileno()):
                 if stop.wait(_LOCK_POLL_SECONDS):
                     raise SyncStoppedError
             if not _is_still(part, path):
@@ -278,14 +278,6 @@ def _part_file(jar: Jar, target: Path, stop: threading.Event) -> Iterator[Buffer
             else:
                 yield part
             return
-
-
-def _try_lock(part: BufferedRandom) -> bool:
-    try:
-        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_still(part: BufferedRandom, path: Path) -> bool:

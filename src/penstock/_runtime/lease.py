@@ -85,7 +85,7 @@ class Lease:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                if _try_lock(fd):
+                if try_lock(fd):
                     if _is_still(fd, path):
                         record = own_record(holder, machine.processes)
                         _write_record(fd, record)
@@ -145,7 +145,8 @@ def living_holder(path: Path) -> Mapping[str, Any] | None:
 # The file
 
 
-def _try_lock(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
+    """Lock an open file for this process, unless another one holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -17,6 +17,13 @@ def iterate(collection: Any) -> Iterator[Any]:
         yield iterator.next()
 
 
+def private_field(java: Any, name: str) -> Any:
+    """The value of a field that has no accessor."""
+    field = java.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(java)
+
+
 def dataframe(session: SparkSession, plan: Any, jsession: Any = None) -> DataFrame:
     """A DataFrame of a logical plan.
 

@@ -16,19 +16,12 @@ from pyspark.sql import Column
 from pyspark.sql import types as T
 
 from penstock._model.similar import nearest
+from penstock._tables.write.schema import DIGITS
 from penstock.errors import ConnectorError
 from penstock.sinks.jdbc.options import JdbcSinkOptions, TableName, WriteRows, quote
 from penstock.sources.jdbc.database import Database
 
 PART = "penstock_part"
-
-# Decimal digits of the greatest values.
-_WHOLE: dict[type[T.DataType], int] = {
-    T.ByteType: 3,
-    T.ShortType: 5,
-    T.IntegerType: 10,
-    T.LongType: 19,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +112,7 @@ class Dialect(ABC):
         return self.value(column)
 
     def number_fits(self, spark_type: T.DataType, wanted: str, bare: str) -> bool:
-        whole = _WHOLE.get(type(spark_type))
+        whole = DIGITS.get(type(spark_type))
         if whole is not None:
             if bare in self.integers:
                 return self.integers[bare] >= whole

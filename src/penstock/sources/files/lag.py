@@ -6,6 +6,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from penstock._tables.jvm import private_field
 from penstock.sources.base import age_of_oldest, now_ms
 from penstock.sources.files.listing import FILE_STATUS, PLAIN_PATH, file_uri
 
@@ -32,7 +33,7 @@ class PendingFiles:
         """Files, bytes, age of the oldest of a `FileStreamSource`; `None` where unknown."""
         try:
             files = self._listed(source)
-            known = _field(_field(source, "seenFiles"), "map").keySet()
+            known = private_field(private_field(source, "seenFiles"), "map").keySet()
             waiting = self._unseen(files, known)
         except Py4JError:
             waiting = None  # Spark was changing its memory meanwhile, or its inside is another one
@@ -47,7 +48,7 @@ class PendingFiles:
         }
 
     def _listed(self, source: Any) -> dict[str, tuple[int, int | None]]:
-        is_log = _field(source, "sourceHasMetadata").contains(True)
+        is_log = private_field(source, "sourceHasMetadata").contains(True)
         name = f"allFilesUsing{'MetadataLog' if is_log else 'InMemory'}FileIndex"
         method = next(
             method for method in source.getClass().getDeclaredMethods() if method.getName() == name
@@ -81,9 +82,3 @@ class PendingFiles:
             rest = path.removeprefix("file:").lstrip("/")
             return [f"file:/{rest}", f"file:///{rest}"]
         return [path]
-
-
-def _field(holder: Any, name: str) -> Any:
-    field = holder.getClass().getDeclaredField(name)
-    field.setAccessible(True)
-    return field.get(holder)
