@@ -304,11 +304,9 @@ def union(rows: DataFrame, other: DataFrame) -> DataFrame:
 
 def with_types(df: DataFrame, declared: T.StructType | None = None) -> DataFrame:
     """The query with the declared type, or STRING, instead of VOID (the type of NULL)."""
-
-    def is_void(kind: T.DataType, _: T.DataType) -> bool:
-        return isinstance(kind, T.NullType)
-
-    schema = conformed(df.schema, declared or T.StructType(), is_void)
+    schema = conformed(
+        df.schema, declared or T.StructType(), lambda kind, _: isinstance(kind, T.NullType)
+    )
     texts = map_leaves(
         schema, schema, lambda have, *_: T.StringType() if isinstance(have, T.NullType) else have
     )

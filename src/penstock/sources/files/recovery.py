@@ -72,8 +72,9 @@ def check_files(source: OpenedFiles, paths: Iterable[str]) -> None:
             wide = widen_columns(wide, schema, options.format)
     if wide == source.schema:
         _check_types(source, names, schemas)
-    has_columns = source.shows_columns_by_file
-    added = _unknown_columns(source, widest(schemas)) if has_columns else []
+    added: list[str] = []
+    if source.shows_columns_by_file:
+        _, added = add_fields(source.all_fields, without_void(widest(schemas)))
     if added or wide != source.schema:
         body: dict[str, Any] = {"source": source.key, "fields": added, "file": [names[0]]}
         body |= {"files": names, "schema": wide.jsonValue()}
@@ -120,10 +121,6 @@ def _check_types(source: OpenedFiles, names: Sequence[str], schemas: Sequence[St
     files = [{"file": by_path[path], "reason": why} for path, why in unfit.items()]
     if files:
         raise FilesDifferError(f"{_UNFIT} {json.dumps({'source': source.key, 'unfit': files})}")
-
-
-def _unknown_columns(source: OpenedFiles, seen: StructType) -> list[str]:
-    return add_fields(source.all_fields, without_void(seen))[1]
 
 
 def _unknown_fields(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
