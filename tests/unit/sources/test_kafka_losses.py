@@ -13,7 +13,7 @@ from penstock.errors import CheckpointError
 from penstock.sources.base import OpenedSource
 from penstock.sources.kafka import source as kafka_source
 from penstock.sources.kafka.admin import KafkaOptions
-from penstock.sources.kafka.source import lost_ranges
+from penstock.sources.kafka.offsets import lost_ranges
 
 
 def lost(start, end, rows, earliest):

@@ -8,7 +8,7 @@ from penstock._tables.read.log_scan import LoggedRemovals
 from penstock.sources import checkpoints
 from penstock.sources.base import EARLIEST, parse_start
 from penstock.sources.delta.source import lost_versions
-from penstock.sources.kafka.source import lost_offsets
+from penstock.sources.kafka.offsets import lost_offsets
 
 
 def test_expired_offsets_of_read_rows_are_named():

@@ -23,7 +23,7 @@ from penstock.sources.base import (
 from penstock.sources.delta import source as delta
 from penstock.sources.files import source as files
 from penstock.sources.jdbc.source import JdbcRows
-from penstock.sources.kafka import source as kafka
+from penstock.sources.kafka import offsets as kafka
 from penstock.sources.kafka.admin import KafkaAdmin, KafkaOptions
 from penstock.sources.kinesis.source import KinesisStream
 

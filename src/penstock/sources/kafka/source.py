@@ -10,14 +10,12 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from penstock._model.flow import Flow
 from penstock._tables.files import StorageFiles
@@ -43,6 +41,15 @@ from penstock.sources.base import (
 from penstock.sources.kafka.admin import KafkaOptions, TopicPartition, admin_of, topic_offsets
 from penstock.sources.kafka.event_hubs import as_events, source_options
 from penstock.sources.kafka.lag import KafkaLag, is_stream_of
+from penstock.sources.kafka.offsets import (
+    EMPTY,
+    before_end,
+    each_offset,
+    is_offset,
+    lost_offsets,
+    lost_ranges,
+    options_at,
+)
 from penstock.sources.kafka.options import (
     SERVERS,
     at_mapped_servers,
@@ -50,16 +57,8 @@ from penstock.sources.kafka.options import (
     refuse_misspelt,
 )
 
-_STARTS = (
-    "startingoffsets",
-    "startingtimestamp",
-    "startingoffsetsbytimestamp",
-    "startingoffsetsbytimestampstrategy",
-)
 # Spark's source would leave the rest of what is there, if it is less, to the next update.
 _LEAST_PER_BATCH = "minoffsetspertrigger"
-_MOST_OFFSETS, _LEAST_OFFSETS = 1_000_000, 10_000
-_EMPTY: Mapping[str, int] = {}
 # Of each topic of a cluster before Kafka 2.8; an upgrade assigns ids.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _COMPARE_SECONDS = 30.0
@@ -143,7 +142,7 @@ class KafkaStream(OpenedSource):
         if read.schema is not None:
             reader = reader.schema(read.schema)  # Spark refuses it
         rows = reader.load()
-        rows = _before_end(rows, read.position)
+        rows = before_end(rows, read.position)
         super().__init__(rows, name=name, unit="offsets", place=self._options.place)
 
     def includes(self, path: str) -> bool:
@@ -176,7 +175,7 @@ class KafkaStream(OpenedSource):
             hint += ", and run an update: its last batch is not finished"
         elif len(ends) == len(last):
             kept: dict[str, dict[str, int]] = {}
-            for topic, number, at in (each for end in ends for each in _each(end)):
+            for topic, number, at in (each for end in ends for each in each_offset(end)):
                 if (topic, number) not in removed:
                     kept.setdefault(topic, {})[number] = at
             start = shlex.quote(json.dumps(kept)) if kept else "earliest"
@@ -206,7 +205,7 @@ class KafkaStream(OpenedSource):
             names = [topic for topic in read if compiled.matcher(topic).find()]
         return [
             (topic, number)
-            for topic, number, _ in _each(read)
+            for topic, number, _ in each_offset(read)
             if topic not in names and int(number) not in assigned.get(topic, ())
         ]
 
@@ -341,8 +340,8 @@ class KafkaStream(OpenedSource):
         offsets = self._at(at)
         read, _ = self._read_by(done)
         again = skipped = 0
-        for topic, number, offset in _each(offsets):
-            end = read.get(topic, _EMPTY).get(number, 0)
+        for topic, number, offset in each_offset(offsets):
+            end = read.get(topic, EMPTY).get(number, 0)
             again += max(0, end - offset)
             skipped += max(0, offset - end) if topic in read else 0
         report = self.start_report(again, skipped, done)
@@ -355,16 +354,16 @@ class KafkaStream(OpenedSource):
         if wanted.end is None:
             ends: Offsets = read
         elif wanted.end.kind is StartKind.OFFSETS:
-            ends = {t: {**p, **wanted.end.offsets.get(t, _EMPTY)} for t, p in read.items()}
+            ends = {t: {**p, **wanted.end.offsets.get(t, EMPTY)} for t, p in read.items()}
         else:
             ends = self._at(wanted.end)
         first: dict[str, dict[str, int]] = {}
         last: dict[str, dict[str, int]] = {}
         count = 0
-        for topic, number, latest in _each(newest):
-            stop = ends.get(topic, _EMPTY).get(number, 0)
-            known = read.get(topic, _EMPTY).get(number, 0)
-            begins = min(start.get(topic, _EMPTY).get(number, stop), stop)
+        for topic, number, latest in each_offset(newest):
+            stop = ends.get(topic, EMPTY).get(number, 0)
+            known = read.get(topic, EMPTY).get(number, 0)
+            begins = min(start.get(topic, EMPTY).get(number, stop), stop)
             if stop > known and stop > begins:
                 raise not_read_yet(
                     wanted.flow,
@@ -377,7 +376,7 @@ class KafkaStream(OpenedSource):
             first.setdefault(topic, {})[number] = begins if stop > begins else latest
         text = "; ".join(
             f"{topic}-{number} {first[topic][number]} to {end - 1}"
-            for topic, number, end in sorted(_each(last))
+            for topic, number, end in sorted(each_offset(last))
         )
         return {"offsets": first, "end_offsets": last}, self.range_report(count, text)
 
@@ -386,8 +385,8 @@ class KafkaStream(OpenedSource):
         if not self._is_mine(progress) or not isinstance(end, dict):
             return False
         return all(
-            int((end.get(topic) or _EMPTY).get(number, 0)) >= stop
-            for topic, number, stop in _each(position.get("end_offsets", {}))
+            int((end.get(topic) or EMPTY).get(number, 0)) >= stop
+            for topic, number, stop in each_offset(position.get("end_offsets", {}))
         )
 
     def history(
@@ -406,14 +405,14 @@ class KafkaStream(OpenedSource):
                 return {
                     topic: {
                         # A partition without a record since then begins with its next one.
-                        number: offset if offset >= 0 else ends.get(topic, _EMPTY).get(number, 0)
+                        number: offset if offset >= 0 else ends.get(topic, EMPTY).get(number, 0)
                         for number, offset in partitions.items()
                     }
                     for topic, partitions in since.items()
                 }
             case StartKind.OFFSETS:
                 return {
-                    topic: {**partitions, **at.offsets.get(topic, _EMPTY)}
+                    topic: {**partitions, **at.offsets.get(topic, EMPTY)}
                     for topic, partitions in self._topics("earliest").items()
                 }
             case _:
@@ -430,109 +429,9 @@ class KafkaStream(OpenedSource):
             for offset in filter(is_offset, checkpoints.first_offsets(checkpoint)):
                 first |= offset
             for offset in filter(is_offset, checkpoints.last_offsets(checkpoint)):
-                for topic, number, stop in _each(offset):
+                for topic, number, stop in each_offset(offset):
                     end, start = ends.setdefault(topic, {}), starts.setdefault(topic, {})
-                    begins = first.get(topic, _EMPTY).get(number, 0)
+                    begins = first.get(topic, EMPTY).get(number, 0)
                     end[number] = max(end.get(number, 0), stop)
                     start[number] = min(start.get(number, begins), begins)
         return ends, starts
-
-
-def _each(offsets: Offsets) -> Iterator[tuple[str, str, int]]:
-    for topic, partitions in offsets.items():
-        for number, offset in partitions.items():
-            yield topic, number, offset
-
-
-def is_offset(offset: Mapping[str, Any]) -> bool:
-    """Whether an offset of a checkpoint is one of Kafka."""
-    return bool(offset) and all(
-        isinstance(partitions, dict) and all(isinstance(end, int) for end in partitions.values())
-        for partitions in offset.values()
-    )
-
-
-def options_at(
-    options: Mapping[str, str], position: Position, topics: Callable[[str], Offsets]
-) -> dict[str, str]:
-    """The options with the offsets where the stream begins; Spark wants one for each partition."""
-    offsets: Offsets = position.get("offsets", {})
-    if not (offsets or position.get("from_the_start")):
-        return dict(options)
-    kept = {key: value for key, value in options.items() if key.lower() not in _STARTS}
-    if not offsets:
-        return {**kept, "startingOffsets": "earliest"}
-    chosen = {
-        topic: {number: offsets.get(topic, _EMPTY).get(number, -2) for number in partitions}
-        for topic, partitions in topics("earliest").items()
-    }
-    kept["startingOffsets"] = json.dumps(chosen)
-    ends: Offsets = position.get("end_offsets", {})
-    if ends and not any(key.lower() == "maxoffsetspertrigger" for key in kept):
-        # A batch shall not read far behind the end of the range.
-        wanted = sum(
-            max(0, end - offsets.get(topic, _EMPTY).get(number, 0))
-            for topic, number, end in _each(ends)
-        )
-        kept["maxOffsetsPerTrigger"] = str(max(_LEAST_OFFSETS, min(_MOST_OFFSETS, wanted)))
-    return kept
-
-
-def _before_end(rows: DataFrame, position: Position) -> DataFrame:
-    ends: Offsets = position.get("end_offsets", {})
-    if not ends:
-        return rows
-    condition: Column = F.lit(False)
-    for topic, number, end in _each(ends):
-        of_partition = (F.col("topic") == topic) & (F.col("partition") == int(number))
-        condition = condition | (of_partition & (F.col("offset") < end))
-    return rows.where(condition)
-
-
-def lost_offsets(starts: Offsets, ends: Offsets, first: Offsets) -> str:
-    """The records that a flow has read of Kafka and that lie before a start, in words."""
-    gone = []
-    for topic, number, end in sorted(_each(ends)):
-        begin = first.get(topic, _EMPTY).get(number, 0)
-        start = starts.get(topic, _EMPTY).get(number)
-        stop = end if start is None else min(start, end)
-        if stop > begin:
-            gone.append(f"{topic}-{number} {begin} to {stop - 1}")
-    return f"offsets of {'; '.join(gone)} are not read" if gone else ""
-
-
-def lost_ranges(
-    progress: Mapping[str, Any],
-    earliest: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
-) -> list[Loss]:
-    """What a source's report says about rows that are gone.
-
-    Fewer rows than offsets are normal (transactions, compaction), and retention may remove rows
-    right after they were read. So a range is lost if rows are missing and the partition begins
-    behind the offset where reading was to begin.
-    """
-    start, end = progress.get("startOffset"), progress.get("endOffset")
-    if not (isinstance(start, dict) and isinstance(end, dict)):
-        return []
-    losses: list[Loss] = []
-    ahead: dict[TopicPartition, tuple[int, int]] = {}
-    for topic, partition, first in _each(start):
-        last = end.get(topic, _EMPTY).get(partition)
-        if last is None:
-            losses.append(_loss(topic, int(partition), first, None))
-        elif last > first:
-            ahead[topic, int(partition)] = (first, last)
-    wanted = sum(last - first for first, last in ahead.values())
-    if progress.get("numInputRows", 0) < wanted:
-        begins = earliest(list(ahead))
-        for (topic, number), (first, last) in sorted(ahead.items()):
-            begin = begins.get((topic, number), first)
-            if begin > first:
-                losses.append(_loss(topic, number, first, min(begin, last)))
-    return losses
-
-
-def _loss(topic: str, number: int, first: int, end: int | None) -> Loss:
-    last = "its end" if end is None else end - 1
-    body = {"topic": topic, "partition": number, "first": first, "end": end}
-    return Loss(text=f"{topic}-{number} from {first} to {last}", body=body)
