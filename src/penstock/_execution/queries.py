@@ -14,11 +14,12 @@ from penstock._analysis.evaluation import Evaluator
 from penstock._analysis.table_sources import DeltaSource
 from penstock._execution.damage_check import DamageCheck
 from penstock._execution.declaration import stored_declaration
-from penstock._execution.flow_query import EngineContext, FlowQueries, StreamingFlows
+from penstock._execution.flow_query import EngineContext, FlowQueries
 from penstock._execution.flow_state import FlowState, check_migration
 from penstock._execution.maintained import maintained_tables
 from penstock._execution.maintenance import MaintenanceThread
 from penstock._execution.running import RunningQuery
+from penstock._execution.streaming_flows import StreamingFlows
 from penstock._execution.tables import PipelineTables
 from penstock._execution.views import ViewRefresh
 from penstock._execution.writers import BatchWriter

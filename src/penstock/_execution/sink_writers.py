@@ -1,12 +1,13 @@
 """Stream writers of declared sinks."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock._analysis.sinks import checked_options
+from penstock._execution.flow_query import FlowQueries
 from penstock._execution.listener import WRITTEN
 from penstock._execution.running import RunningQuery
 from penstock._graph.dataflow import FlowNode
@@ -18,12 +19,9 @@ from penstock.errors import ConnectorError
 from penstock.sinks.base import BatchSink, OpenedSink, StreamSink, Write, option
 from penstock.sinks.registry import sink_of
 
-if TYPE_CHECKING:
-    from penstock._execution.flow_query import FlowQueries
-
 
 def sink_writer(
-    queries: "FlowQueries",
+    queries: FlowQueries,
     sink: Sink,
     node: FlowNode,
     df: DataFrame,
@@ -72,7 +70,7 @@ def sink_writer(
     return stream_writer(opened, df, mode, running.on_batch, has_batches=running.has_batches)
 
 
-def _check_place(path: str, queries: "FlowQueries") -> None:
+def _check_place(path: str, queries: FlowQueries) -> None:
     """Refuse a sink in the folder of a table of the pipeline, which would get other rows."""
     place = path_key(path) or ""
     for key, table in queries.tables.paths.items():
