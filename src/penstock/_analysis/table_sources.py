@@ -18,13 +18,7 @@ from penstock._analysis.boundary import DatasetNotReadyError
 from penstock._analysis.reader_hooks import reader_state
 from penstock._tables.write.schema import plain_schema
 from penstock.sources.base import OpenedSource, Position, Read
-from penstock.sources.delta.source import DeltaStream
-
-# Options by which a query sets its own start position or mode.
-_OWN_START = {
-    *("startingversion", "startingtimestamp", "readchangefeed", "readchangedata"),
-    *("witheventtimeorder", "schematrackinglocation", "schemalocation"),
-}
+from penstock.sources.delta.source import OWN_BEGINNING, STARTS, DeltaStream
 
 
 class SchemaSource:
@@ -137,7 +131,7 @@ class DeltaSource:
 
     def _start(self, key: str, reader: DataStreamReader) -> int | None:
         starts = self._starts.get()
-        if starts is None or reader_state(reader).folded_options.keys() & _OWN_START:
+        if starts is None or reader_state(reader).folded_options.keys() & {*STARTS, *OWN_BEGINNING}:
             return None
         # The version of a deployed table must not be taken for one of the pipeline's own.
         known = self._deferred.get(key, key)

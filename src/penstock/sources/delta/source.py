@@ -40,7 +40,7 @@ from penstock.sources.base import (
 from penstock.sources.delta.lag import PendingVersions
 
 _DESCRIPTION = "DeltaSource["
-_STARTS = ("startingversion", "startingtimestamp")
+STARTS = ("startingversion", "startingtimestamp")
 _FEEDS = ("readchangefeed", "readchangedata")
 _SKIPS = ("skipchangecommits", "ignorechanges")
 _OUTSIDE = re.compile(r"\[DELTA_(?:VERSION_NOT_FOUND|TIMESTAMP_GREATER_THAN_COMMIT)\w*\] (.+)")
@@ -53,7 +53,7 @@ _OPTIONS = (
     "versionAsOf withEventTimeOrder"
 )
 # With these a query says itself how the beginning is read.
-_OWN_BEGINNING = (*_FEEDS, "witheventtimeorder", "schematrackinglocation", "schemalocation")
+OWN_BEGINNING = (*_FEEDS, "witheventtimeorder", "schematrackinglocation", "schemalocation")
 _MOST_FILES = 20_000
 _LONGEST_LOG = 10_000
 _BEYOND_NEWEST = "spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled"
@@ -162,7 +162,7 @@ class DeltaStream(OpenedSource):
                 hint='read its change feed (option "readChangeFeed"), ignore changes with option '
                 f'"skipChangeCommits", or --full-refresh {flow.target}{flow.sink_reset}',
             )
-        if self.has_any(_STARTS) and (outside := _OUTSIDE.search(text)) is not None:
+        if self.has_any(STARTS) and (outside := _OUTSIDE.search(text)) is not None:
             return flow_error(
                 "START_NOT_AVAILABLE",
                 flow,
@@ -259,7 +259,7 @@ class DeltaStream(OpenedSource):
         snapshot = self._delta.snapshot(self._location)
         newest = int(snapshot.version())
         start = position.get("versions", {}).get(self.path)
-        if at.kind is StartKind.EARLIEST and not self.has_any(_OWN_BEGINNING):
+        if at.kind is StartKind.EARLIEST and not self.has_any(OWN_BEGINNING):
             # In the order in which its rows came, so that a watermark finds as few late.
             whole = append_only_start(self._delta, self._location, newest, most=_LONGEST_LOG)
             if whole is not None:
@@ -347,7 +347,7 @@ def options_at(options: Mapping[str, str], position: Position, path: str) -> dic
     version = position.get("versions", {}).get(path)
     if version is None and not position.get("from_the_start"):
         return dict(options)
-    kept = {name: value for name, value in options.items() if name.lower() not in _STARTS}
+    kept = {name: value for name, value in options.items() if name.lower() not in STARTS}
     return kept if version is None else {**kept, "startingVersion": str(version)}
 
 
