@@ -184,7 +184,7 @@ def shown():
     assert project.rows("shown") == [(0, None, None), (1, None, None), (99, None, None)]
 
 
-def declare_fill(project: Project, *, once: bool) -> None:
+def declare_fill(project: Project, *, once: bool, name: str = "fill") -> None:
     """Declare a table of ids up to 100, filled by a one-time flow or a stream of the same name."""
     project.source(
         f"""
@@ -192,7 +192,7 @@ dp.create_streaming_table("ids", expect_all_or_drop={{"low": "id <= 100"}})
 
 @dp.append_flow(target="ids"{", once=True" if once else ""},
     spark_conf={{"pipelines.maxFlowRetryAttempts": "0"}})
-def fill():
+def {name}():
     return {"spark.range(100, 102)" if once else 'rows().select("id")'}
 """
     )
@@ -216,6 +216,12 @@ def test_a_stream_does_not_complete_the_batch_of_a_one_time_flow(project: Projec
     declare_fill(project.add("a.json", amounts(1, 2)), once=False)
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("ids", "id") == [(0,), (1,)]
+    # Under another name it starts over.
+    declare_fill(project, once=False, name="refill")
+    assert project.run().state is UpdateState.COMPLETED
+    assert project.rows("ids", "id") == [(0,), (0,), (1,), (1,)]
+    warned = [event.message for event in project.events if event.event_type == "plan_warning"]
+    assert "ids keeps the rows of flow fill, which is not declared any more" in warned[-1]
 
 
 def test_counts_of_a_one_time_flow_are_reported_when_it_was_killed_after_its_commit(

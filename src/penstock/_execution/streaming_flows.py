@@ -80,6 +80,8 @@ class StreamingFlows:
                     "stream, it reads its sources from the beginning",
                 )
                 before = None
+            if before is None and not is_transient:
+                self._warn_of_former_flows(node, step)
             state = before or self._queries.state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._queries.tables.layout.checkpoint_path(step.flow, state.epoch)
@@ -134,6 +136,22 @@ class StreamingFlows:
                 query.stop()
                 raise
             return running
+
+    def _warn_of_former_flows(self, node: FlowNode, step: StartFlow) -> None:
+        """Warn that a new flow may be a renamed one, whose rows it writes again."""
+        if step.output_mode is not OutputMode.APPEND or node.flow.cdc is not None:
+            return
+        state, graph = self._queries.state, self._queries.graph
+        for name in state.names("flows"):
+            former = None if name in graph.flows else state.flow(name)
+            if former is not None and former.deployed.get("target") == node.target:
+                target = graph.target_name(node)
+                self._queries.warn(
+                    node,
+                    f"flow {step.flow} reads its sources from the beginning, and {target} keeps "
+                    f"the rows of flow {name}, which is not declared any more: if {step.flow} is "
+                    f"a new name of {name}, its rows are written twice",
+                )
 
     def _is_caught_up(self, node: FlowNode, step: StartFlow, state: FlowState) -> bool:
         """Whether a triggered flow into a table would read nothing, and change nothing else."""

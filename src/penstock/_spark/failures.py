@@ -161,8 +161,9 @@ def flow_error(
         raised, condition = CheckpointError, "CHECKPOINT_UNUSABLE"
         message = f"cannot continue from its checkpoint: {cause(text)}"
         hint = (
-            "if its query was changed, or names its sources in another order, revert that; "
-            f"--full-refresh {flow.target} starts it over from its sources{flow.sink_reset}"
+            "if its query was changed, names its sources in another order, or reads another folder "
+            f"than before, revert that; --full-refresh {flow.target} starts it over from its "
+            f"sources{flow.sink_reset}"
         )
     elif _DATA_LOSS.search(text):
         condition = "SOURCE_ROWS_LOST"
