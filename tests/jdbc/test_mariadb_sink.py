@@ -1,9 +1,10 @@
 """The sink on a real MariaDB server: what differs from PostgreSQL, and that nothing comes twice."""
 
 import threading
+from dataclasses import replace
 
 import pytest
-from database_server import PASSWORD, CuttingProxy, DatabaseServer
+from database_server import PASSWORD, USER, CuttingProxy, DatabaseServer
 from database_tables import Tables
 from pyspark.sql import functions as F
 from sink_writes import PLAIN, forget_last_commit, sink, sink_rows, writer
@@ -11,6 +12,8 @@ from update_project import Project
 
 from penstock._observe.events import UpdateState
 from penstock.errors import CheckpointError, ConnectorError, FlowError
+from penstock.sources.base import Read
+from penstock.sources.jdbc.source import JdbcSource
 
 
 @pytest.fixture
@@ -303,3 +306,25 @@ def test_rows_are_duplicated_when_the_fence_is_switched_off(
     for _ in range(2):
         unfenced.write(df, 0)
     assert tables.query("SELECT id, count(*) FROM unfenced GROUP BY id") == [("1", "2")]
+
+
+def test_values_are_read_as_they_are(spark, server: DatabaseServer, tables: Tables):
+    tables.script(
+        "CREATE TABLE users (id bigint PRIMARY KEY, `group` varchar(9), at timestamp(6));\n"
+        "INSERT INTO users VALUES (1, 'admins', '2024-03-31 01:30:00.123456')"
+    )
+    options = {"url": server.url, "dbtable": "users", "user": USER, "password": PASSWORD}
+    batch = Read(
+        spark=spark,
+        format="jdbc",
+        options=options,
+        load=lambda options: spark.read.format("jdbc").options(**options).load(),
+        is_stream=False,
+    )
+    more = {"partitionColumn": "id", "settlingDelay": "0 seconds"}
+    stream = replace(batch, options={**options, **more}, is_stream=True)
+    query = JdbcSource().open(stream).df.writeStream.format("memory").queryName("users_read")
+    query.trigger(availableNow=True).start().awaitTermination()
+    for read in (JdbcSource().open(batch).df, spark.table("users_read")):
+        (row,) = read.select("id", "group", F.col("at").cast("string")).collect()
+        assert tuple(row) == (1, "admins", "2024-03-31 01:30:00.123456")

@@ -37,6 +37,7 @@ from penstock._model.origin import capture_origin
 from penstock._spark.generated_names import GENERATED_VIEW
 from penstock._sql.query_text import spell_names
 from penstock.errors import DefinitionError
+from penstock.sources.jdbc.options import spark_options
 
 Reader = DataFrameReader | DataStreamReader
 _OLD_NAMES = (
@@ -125,8 +126,9 @@ def _wrap_session() -> None:
         properties = wanted.pop("properties", None) or {}
         if wanted.get("predicates") is not None:  # a list is no option
             reads.record(f"jdbc {wanted['table']}")
-            wanted["url"] = reads.context.resolve_secrets(wanted["url"])
-            return original(self, **wanted, properties=reads.context.resolved(properties))
+            properties = {**properties, "url": wanted.pop("url")}
+            properties = spark_options(reads.context.resolved(properties))
+            return original(self, properties.pop("url"), **wanted, properties=properties)
         names = {"table": "dbtable", "column": "partitionColumn"}
         known = {names.get(key, key): value for key, value in wanted.items() if value is not None}
         return self.format("jdbc").options(**{**properties, **known}).load()

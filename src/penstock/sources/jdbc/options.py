@@ -21,7 +21,8 @@ _SPARKS = (
 _KNOWN = {name.lower(): name for name in f"{_OWN} {_SPARKS}".split()}
 # Spark's way to split a batch read: rows outside of these bounds are read as well.
 _BOUNDS = ("lowerbound", "upperbound")
-_LIMIT_FIRST = ("jdbc:mysql:", "jdbc:mariadb:", "jdbc:sqlite:")
+_MARIADB = "jdbc:mariadb:"
+_LIMIT_FIRST = ("jdbc:mysql:", "jdbc:sqlite:")
 _INTEGER = re.compile(r"-?\d+")
 _DECIMAL = re.compile(r"-?\d+(\.\d+)?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?")
@@ -109,6 +110,24 @@ class JdbcSourceOptions:
         database = re.split(r"[?;]", self.url.removeprefix("jdbc:"), maxsplit=1)[0]
         database = re.sub(r"//[^/]*@", "//", database)
         return f"{'a query' if self.table.startswith('(') else self.table} in {database}"
+
+
+def spark_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Options for Spark's reader, in which a URL of MariaDB is one of MySQL.
+
+    For others than MySQL, Spark quotes columns as MariaDB quotes strings: each value that it reads
+    would be the name of its column. Without a time zone, TIMESTAMP has the time of the server's.
+    """
+    names = {name.lower(): name for name in options}
+    url = options.get(names.get("url", ""), "").strip()
+    if not url.startswith(_MARIADB):
+        return dict(options)
+    mark = "&" if "?" in url else "?"
+    url = f"jdbc:mysql:{url.removeprefix(_MARIADB)}{mark}permitMysqlScheme=true"
+    if "timezone" not in names and "timezone=" not in url.lower():
+        url += "&timezone=auto"
+    driver = {} if "driver" in names else {"driver": "org.mariadb.jdbc.Driver"}
+    return {**options, names["url"]: url, **driver}
 
 
 def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:

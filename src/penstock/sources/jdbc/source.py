@@ -1,6 +1,7 @@
 """Tables of databases as streams of their rows, in the order of a key."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock._model.flow import Flow
 from penstock._tables.read.checkpoint_files import Checkpoint
@@ -21,7 +22,11 @@ from penstock.sources.base import (
     start_not_available,
 )
 from penstock.sources.jdbc.failures import SourceFailure
-from penstock.sources.jdbc.options import JdbcSourceOptions, jdbc_source_options
+from penstock.sources.jdbc.options import (
+    JdbcSourceOptions,
+    jdbc_source_options,
+    spark_options,
+)
 from penstock.sources.jdbc.stream import JdbcStream, KeyRange, check_scales
 
 _OFFSET = {"key", "after", "rows"}
@@ -37,6 +42,7 @@ class JdbcSource(Source):
         return f"jdbc {options.get('dbtable', 'query')}"
 
     def open(self, read: Read) -> OpenedSource:
+        read = replace(read, options=spark_options(read.options))
         if not read.is_stream:
             rows = read.load(read.options)
             check_scales(rows.schema, read.options, self.describe(read))
