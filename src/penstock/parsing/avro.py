@@ -106,9 +106,28 @@ def _parsed(text: str, references: tuple[str, ...] = ()) -> Any:
     try:
         for reference in references:
             fastavro.parse_schema(json.loads(reference), named_schemas=named)
-        return fastavro.parse_schema(json.loads(text), named_schemas=named)
+        parsed = fastavro.parse_schema(json.loads(text), named_schemas=named)
+        for record in named.values():
+            for field in record.get("fields", ()):
+                _read_default(fastavro, field)
+        return parsed
     except Exception as error:  # ValueError of JSON, several of fastavro
         raise _invalid(_said(error)) from error
+
+
+def _read_default(fastavro: Any, field: dict[str, Any]) -> None:
+    """Make bytes, a decimal or a time of a default, which fastavro would leave as it is in JSON."""
+    kind, default = field["type"], field.get("default")
+    kind = kind[0] if isinstance(kind, list) else kind
+    name = kind["type"] if isinstance(kind, dict) else kind
+    if name in ("bytes", "fixed") and isinstance(default, str):
+        default = default.encode("latin-1")
+    elif default is None or name == "string" or kind == name or "logicalType" not in kind:
+        return
+    content = io.BytesIO()
+    fastavro.schemaless_writer(content, kind, default)
+    content.seek(0)
+    field["default"] = fastavro.schemaless_reader(content, kind, None)
 
 
 class _Types:

@@ -1,6 +1,6 @@
 import io
 import json
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -120,10 +120,18 @@ def test_avro_payload_is_read_with_defaults_and_aliases_of_the_reader():
         "fields": [
             {"name": "number", "aliases": ["id"], "type": "double"},
             {"name": "channel", "type": "string", "default": "web"},
+            {"name": "raw", "type": ["bytes", "null"], "default": "abcd\u00ff"},
+            {
+                "name": "price",
+                "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+                "default": "\u0000\u0096",
+            },
+            {"name": "day", "type": {"type": "int", "logicalType": "date"}, "default": 1},
         ],
     }
     read = decode_avro(encode(ORDER, ROW), json.dumps(ORDER), json.dumps(reader))
-    assert read == {"number": 1.0, "channel": "web"}
+    defaults = {"raw": b"abcd\xff", "price": Decimal("1.50"), "day": date(1970, 1, 2)}
+    assert read == {"number": 1.0, "channel": "web", **defaults}
     bad = {**reader, "fields": [{"name": "missing", "type": "string"}]}
     with pytest.raises(PayloadError, match="not match its Avro schema"):
         decode_avro(encode(ORDER, ROW), json.dumps(ORDER), json.dumps(bad))
