@@ -96,6 +96,8 @@ def test_keys_are_escaped_as_literals():
     ):
         with pytest.raises(ConnectorError, match="JDBC_KEY_INVALID"):
             read_key(kind, text)
+    with pytest.raises(ConnectorError, match="of the years 1 to 9999"):
+        read_key(KeyKind.TIMESTAMP, "12000-01-01 00:00:00+00")
 
 
 def test_keys_compare_as_numbers_and_times():

@@ -69,8 +69,9 @@ def explained(options: JdbcSourceOptions) -> Iterator[None]:
             raise SetupError(
                 "JARS_MISSING",
                 "Spark's class path has no JDBC driver for " + ":".join(options.url.split(":")[:2]),
-                hint="PostgreSQL: `penstock jars sync --set postgresql`; others: add the jar "
-                "with the setting spark.jars, and its class as option `driver`",
+                hint="PostgreSQL: `penstock jars sync --set postgresql`; MariaDB, MySQL: `--set "
+                "mariadb` and a URL `jdbc:mariadb:`; others: add the jar with the setting "
+                "spark.jars, and its class as option `driver`",
             ) from error
         raise SourceFailure(
             "JDBC_SOURCE_UNAVAILABLE",

@@ -187,9 +187,10 @@ def read_key(kind: KeyKind, text: str) -> Key:
     text = text.strip()
     pattern = {KeyKind.INTEGER: _INTEGER, KeyKind.DECIMAL: _DECIMAL, KeyKind.TIMESTAMP: _TIME}[kind]
     if pattern.fullmatch(text) is None:
+        years = " of the years 1 to 9999" if kind is KeyKind.TIMESTAMP else ""
         raise ConnectorError(
             "JDBC_KEY_INVALID",
-            f"{text[:80]!r} cannot be a key: the column holds values of type {kind.value}",
+            f"{text[:80]!r} cannot be a key: keys of this column are of type {kind.value}{years}",
         )
     return Key(kind, text)
 
