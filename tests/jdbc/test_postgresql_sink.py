@@ -26,6 +26,8 @@ def to_db():
         F.expr("TIMESTAMP '1583-01-01 00:00:00.000001Z'").alias("old"),
         F.expr("TIMESTAMP_NTZ '2024-03-31 02:30:00.5'").alias("local"),
         F.expr("DATE '0001-01-01'").alias("day"),
+        F.expr("DATE '+20000-01-01'").alias("far"),
+        F.expr("array(TIMESTAMP '+12000-01-01 00:00:00Z')").alias("farther"),
         F.expr("id = 1").alias("flag"),
         F.expr("X'00FF'").alias("raw"),
         F.concat(F.lit("it's \\u20ac \\\\ \\""), F.col("id").cast("string")).alias("text"),
@@ -60,6 +62,8 @@ def test_every_type_is_stored_exactly_and_a_replay_changes_nothing(
         "old": "timestamp with time zone",
         "local": "timestamp without time zone",
         "day": "date",
+        "far": "date",
+        "farther": "timestamp with time zone[]",
         "flag": "boolean",
         "raw": "bytea",
         "text": "text",
@@ -74,6 +78,8 @@ def test_every_type_is_stored_exactly_and_a_replay_changes_nothing(
         "1583-01-01 00:00:00.000001+00",
         "2024-03-31 02:30:00.5",
         "0001-01-01",
+        "20000-01-01",
+        '{"12000-01-01 00:00:00+00"}',
     )
     assert stored == [
         ("1", "10", "1", "1.5", None, *same, "t", "\\x00ff", 'it\'s € \\ "1', "{}", "{NaN,2.5}",
@@ -281,6 +287,16 @@ def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_writ
     twice.start(df(2, None, None, None).schema)
     with pytest.raises(FlowError, match=r"same id, such as id = 1: their order is not defined"):
         twice.write(df(1, "b", good, None), 1)
+
+    tables.execute(
+        "CREATE COLLATION ci (provider=icu, locale='und-u-ks-level2', deterministic=false)"
+    )
+    tables.execute("CREATE TABLE folded (k text COLLATE ci PRIMARY KEY, at int)")
+    folded = writer(spark, postgres_server, "folded", mode="upsert", keys="k", sequenceBy="at")
+    rows = spark.createDataFrame([("a", 1), ("A", 2)], "k STRING, at INT")
+    folded.start(rows.schema)
+    assert folded.write(rows, 0).rows == 2
+    assert tables.query("SELECT k, at FROM folded") == [("A", "2")]
 
     nested = spark.sql("SELECT array('a\\u0000') AS words")
     strict = writer(spark, postgres_server, "nested")

@@ -146,6 +146,9 @@ class PostgreSqlDialect(Dialect):
                 f" + ({staged} % 86400000000) * interval '1 microsecond')"
             )
             return f"({local} AT TIME ZONE 'UTC')" if "with time zone" in wanted else local
+        if bare_type(wanted).startswith(("date", "timestamp")):
+            # Spark writes a plus before a year after 9999, which PostgreSQL takes for a time zone.
+            staged = f"replace({staged}, '+', '')"
         if isinstance(column.spark_type, T.ArrayType) and wanted.endswith("[]"):
             return (
                 f"CASE WHEN {staged} IS NOT NULL THEN ARRAY(SELECT e.v FROM "
@@ -157,8 +160,8 @@ class PostgreSqlDialect(Dialect):
     def key_value(self, column: SinkColumn) -> str:
         # These types ignore upper and lower case, or blanks at the end.
         compared = {"citext": "citext", "character": "bpchar"}.get(bare_type(column.target_type))
-        value = self.value(column)
-        return value if compared is None else f"{value}::{compared}"
+        value = self.value(column) + ("" if compared is None else f"::{compared}")
+        return f"{value} COLLATE {column.collation}" if column.collation else value
 
     # -- statements ----------------------------------------------------------------------------
 
@@ -171,10 +174,14 @@ class PostgreSqlDialect(Dialect):
 
     def columns(self, database: Database, table: TableName) -> list[TableColumn]:
         rows = database.query(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, "
+            # A domain takes what its base type takes.
+            "SELECT a.attname, CASE t.typtype WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod)"
+            " ELSE format_type(a.atttypid, a.atttypmod) END, a.attnotnull OR t.typnotnull, "
             "a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a', "
-            "t.typtype = 'e', t.typnotnull, format_type(t.typbasetype, t.typtypmod), t.typtype "
+            "t.typtype = 'e', "
+            "coalesce(c.collnamespace::regnamespace || '.' || quote_ident(c.collname), '') "
             "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "LEFT JOIN pg_collation c ON c.oid = a.attcollation AND NOT c.collisdeterministic "
             "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped "
             "ORDER BY a.attnum",
             str(table),
@@ -182,14 +189,14 @@ class PostgreSqlDialect(Dialect):
         return [
             TableColumn(
                 name=str(name),
-                # A domain takes what its base type takes.
-                type=str(base if kind == "d" else shown),
-                not_null="t" in (not_null, domain_not_null),
+                type=str(shown),
+                not_null=not_null == "t",
                 has_default=default == "t",
                 generated=generated == "t",
                 is_enum=enum == "t",
+                collation=str(collation),
             )
-            for name, shown, not_null, default, generated, enum, domain_not_null, base, kind in rows
+            for name, shown, not_null, default, generated, enum, collation in rows
         ]
 
     def keys_problem(
