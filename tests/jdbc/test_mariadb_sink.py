@@ -7,6 +7,7 @@ import pytest
 from database_server import PASSWORD, USER, CuttingProxy, DatabaseServer
 from database_tables import Tables
 from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StructField, StructType
 from sink_writes import PLAIN, forget_last_commit, sink, sink_rows, writer
 from update_project import Project
 
@@ -251,6 +252,8 @@ def test_rows_that_cannot_be_stored_are_named_and_nothing_of_their_batch_is_writ
             strict.write(df(*row), 0)
         assert said in str(caught.value)
         assert not caught.value.retryable
+        is_of_sink = said.startswith(("NaN", "max_allowed_packet"))
+        assert is_of_sink == ("keep such rows apart" not in str(caught.value.hint))
     assert tables.query("SELECT count(*) FROM strict") == [("0",)]
     assert strict.write(df(2, "a", "calm", "x" * 3_000_000), 0).rows == 2
     assert tables.query("SELECT length(note) FROM strict WHERE id = 2") == [("3000000",)]
@@ -293,6 +296,10 @@ def test_table_without_exactly_once_writes_is_refused_before_the_start(
     with pytest.raises(ConnectorError, match="no primary key or unique index on exactly id"):
         writer(spark, server, "keyless", **upsert).start(schema[:1])
     assert not tables.exists("absent")
+    wide = StructType([StructField(f"c{n}", IntegerType()) for n in range(4097)])
+    with pytest.raises(FlowError, match="Too many columns") as refused:
+        writer(spark, server, "wide").start(wide)
+    assert not refused.value.retryable
 
 
 def test_rows_are_duplicated_when_the_fence_is_switched_off(

@@ -75,7 +75,9 @@ class MySqlDialect(Dialect):
     unstorable = (
         Unstorable(
             # Staged numbers have the types of Spark: nothing else is out of range.
-            message=re.compile(r"Out of range value for column|Unknown column '(NaN|Infinity)'"),
+            message=re.compile(
+                r"Out of range value for column \S*\bc\d+\b|Unknown column '(NaN|Infinity)'"
+            ),
             types=(T.FloatType, T.DoubleType),
             is_in=lambda value: F.isnan(value) | (F.abs(value) == float("inf")),
             name="NaN or Infinity",

@@ -348,14 +348,17 @@ class JdbcSinkWriter(BatchSink):
 
     def _failed(self, error: DatabaseError, batch_id: int | None) -> FlowError:
         batch = "" if batch_id is None else f" in batch {batch_id}"
+        hint = "what the database committed is not written again"
+        if error.state[:2] == "28" or "denied" in error.text:
+            hint = "correct the options `user` and `password` of the sink, or the user's rights"
+        elif not error.may_pass:
+            hint = f"correct the table or the options of the sink, and run again; {hint}"
         return self._error(
             "SINK_UNAVAILABLE",
             batch_id,
             f"flow {self._flow.name!r}: {self._options.place} failed{batch}: {error}",
             retryable=error.may_pass,
-            hint="correct the options `user` and `password` of the sink, or the user's rights"
-            if error.state[:2] == "28" or "denied" in error.text
-            else "what the database committed is not written again",
+            hint=hint,
         )
 
     def _refused(self, error: DatabaseError, staging: TableName, batch_id: int) -> Exception:

@@ -12,9 +12,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from penstock._observe.masking import shown
 
 # Errors of MariaDB and MySQL about rows that have a general SQLSTATE: no default, not in the
-# enumeration, wrong character, CHECK, no partition.
+# enumeration, wrong character, CHECK, no partition; and about a table of too many columns.
 _MYSQL_GENERAL = ("HY000", "01000")
-_MYSQL_ROWS = (1364, 1265, 1366, 3819, 1526)
+_MYSQL_ROWS = (1364, 1265, 1366, 3819, 1526, 1117)
 # Data, constraints, limits such as that of an index entry, and what triggers raise.
 _ROWS = ("21", "22", "23", "45", "54", "P0")
 
