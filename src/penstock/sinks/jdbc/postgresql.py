@@ -148,7 +148,7 @@ class PostgreSqlDialect(Dialect):
             return f"({local} AT TIME ZONE 'UTC')" if "with time zone" in wanted else local
         if bare_type(wanted).startswith(("date", "timestamp")):
             # Spark writes a plus before a year after 9999, which PostgreSQL takes for a time zone.
-            staged = f"replace({staged}, '+', '')"
+            staged = f"""regexp_replace({staged}, '(?<![^"])[+]', '', 'g')"""
         if isinstance(column.spark_type, T.ArrayType) and wanted.endswith("[]"):
             return (
                 f"CASE WHEN {staged} IS NOT NULL THEN ARRAY(SELECT e.v FROM "
