@@ -10,7 +10,7 @@ from xml.etree import ElementTree as Xml
 
 import typer
 
-from penstock._display.text import count, error_line, seconds
+from penstock._display.text import count, error_line, rows_text, seconds
 from penstock._model.quantity import plural
 from penstock.errors import DefinitionErrors, PenstockError
 
@@ -131,9 +131,8 @@ def summary(view: "UpdateView") -> Iterator[str]:
     state = view.state.value if view.state is not None else "ended"
     yield f"## {_cell(view.pipeline_name or 'pipeline')}: {state}"
     yield ""
-    written = sum(dataset.rows for dataset in view.datasets)
     yield (
-        f"{plural(len(view.datasets), 'dataset')}, {plural(written, 'row')} written in "
+        f"{plural(len(view.datasets), 'dataset')}, {rows_text(view.rows)} written in "
         f"{seconds(view.duration_seconds)}. Update `{view.update_id}`."
     )
     if view.datasets:

@@ -14,7 +14,7 @@ from penstock._cli import exit_codes, options
 from penstock._cli.masked_output import print_as_is
 from penstock._cli.tables import WIDE, print_table, shown_id
 from penstock._display.terminal import detect
-from penstock._display.text import printable, seconds, size
+from penstock._display.text import printable, rows_text, seconds, size
 from penstock._model.name import find_name
 from penstock._model.quantity import plural
 
@@ -276,7 +276,7 @@ def _print_flows(flows: list[dict[str, Any]], width: int | None) -> None:
                 flow["flow"],
                 flow["state"],
                 _cell(flow["batch_id"]),
-                f"{flow['rows']:,}",
+                "-" if flow["rows"] is None else f"{flow['rows']:,}",
                 _cell(last.get("input_rows_per_second")),
                 _cell(last.get("processed_rows_per_second")),
                 _lag(lag),
@@ -359,7 +359,7 @@ def _details(flow: Mapping[str, Any]) -> Iterator[str]:
     yield f"flow {flow['flow']} into {flow['target']}: {flow['state']} since {flow['since'] or '?'}"
     discarded = rows_discarded(flow["dropped"], flow["quarantined"])
     yield (
-        f"{plural(flow['batches'], 'batch')}, {plural(flow['rows'], 'row')}, "
+        f"{plural(flow['batches'], 'batch')}, {rows_text(flow['rows'])}, "
         f"{flow['quarantined']:,} quarantined, {discarded:,} dropped, "
         f"{flow['late_rows']:,} late"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock._display.lines import JsonPrinter, LinePrinter
 from penstock._display.terminal import Output, Terminal, console, detect
-from penstock._display.text import seconds
+from penstock._display.text import rows_text, seconds
 from penstock._model.quantity import plural
 from penstock._observe.bus import EventBus
 from penstock._observe.codec import time_text
@@ -153,7 +153,7 @@ def final_line(view: UpdateView) -> str:
     ending = view.state.value if view.state is not None else "ended"
     parts = [
         plural(len(view.datasets), "dataset"),
-        f"{plural(sum(d.rows for d in view.datasets), 'row')} written",
+        f"{rows_text(view.rows)} written",
     ]
     quarantined = sum(dataset.quarantined for dataset in view.datasets)
     if quarantined:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock._display.terminal import Output
-from penstock._display.text import error_line, seconds
+from penstock._display.text import error_line, rows_text, seconds
 from penstock._model.quantity import plural
 from penstock._observe.codec import encode, event_json
 from penstock._observe.events import (
@@ -158,7 +158,7 @@ class LinePrinter:
 
 
 def _figures(flow: ObservedFlow, spent: str = "") -> str:
-    text = plural(flow.rows, "row")
+    text = rows_text(flow.rows)
     if spent:
         text += f" in {spent}"
     quarantined = flow.count("quarantined_records")

@@ -3,6 +3,8 @@
 import re
 from typing import TYPE_CHECKING
 
+from penstock._model.quantity import plural
+
 if TYPE_CHECKING:
     from penstock._observe.events import ErrorInfo
 
@@ -24,6 +26,11 @@ def count(number: int | None) -> str:
         return f"{number:,}"
     size, unit = next(each for each in _UNITS if abs(number) >= each[0])
     return f"{number / size:,.1f}{unit}"
+
+
+def rows_text(number: int | None) -> str:
+    """`1 row`; `- rows` when not known."""
+    return "- rows" if number is None else plural(number, "row")
 
 
 def rate(per_second: float | None) -> str:

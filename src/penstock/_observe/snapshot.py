@@ -41,16 +41,17 @@ class DatasetView:
     """One table, view or sink, with the sums of its flows; `flows` are their names.
 
     `display` is the shortest unique suffix of its name. `rows` of a materialized view are those of
-    the latest refresh. `rows_per_second` is of the last batches, `None` when they are old; `lag` is
-    as of the last batch. `dropped` includes quarantined rows; `last_error` may have been followed
-    by a restart. `early_watermark` is one that is ahead of the clock.
+    the latest refresh; `None` if nothing counts them. `rows_per_second` is of the last batches,
+    `None` when they are old; `lag` is as of the last batch. `dropped` includes quarantined rows;
+    `last_error` may have been followed by a restart. `early_watermark` is one that is ahead of the
+    clock.
     """
 
     name: str
     display: str
     kind: str
     state: FlowStatus
-    rows: int
+    rows: int | None
     rows_per_second: float | None
     batch_seconds: float | None
     quarantined: int
@@ -88,6 +89,11 @@ class UpdateView:
     @property
     def has_ended(self) -> bool:
         return self.state in TERMINAL_STATES
+
+    @property
+    def rows(self) -> int | None:
+        """Written rows; `None` if nothing counts those of any dataset."""
+        return known_sum(dataset.rows for dataset in self.datasets) if self.datasets else 0
 
 
 def update_view(update: ObservedUpdate, now: datetime | None = None) -> UpdateView:
@@ -134,7 +140,7 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
         display=display,
         kind=dataset.kind,
         state=next(state for state in STATE_ORDER if state in states),
-        rows=sum(flow.rows for flow in flows),
+        rows=known_sum(flow.rows for flow in flows) if flows else 0,
         rows_per_second=known_sum(_rows_per_second(flow, now) for flow in flows),
         batch_seconds=max(
             (flow.recent[-1][1] / 1000 for flow in flows if flow.recent), default=None

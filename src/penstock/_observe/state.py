@@ -149,8 +149,11 @@ class ObservedFlow:
         return sum(self.totals.get(name, 0) - self._replaced.get(name, 0) for name in names)
 
     @property
-    def rows(self) -> int:
-        return self.count("num_output_rows", "num_upserted_rows")
+    def rows(self) -> int | None:
+        """Written rows; `None` if nothing counts them, such as those of a function sink."""
+        names = ("num_output_rows", "num_upserted_rows")
+        is_known = self.batches is None or any(name in self.totals for name in names)
+        return self.count(*names) if is_known else None
 
     def change(self, at: datetime, status: FlowStatus) -> None:
         if not self.changes or self.changes[-1][1] is not status:

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock._observe.codec import millis
 from penstock._observe.events import Event, FlowMetrics, FlowProgress
+from penstock._observe.snapshot import known_sum
 
 _MAX_POINTS = 240
 _MAX_RECENT = 60
@@ -26,7 +27,7 @@ class Point:
     at: int
     batches: int = 1
     rows_in: int = 0
-    rows_out: int = 0
+    rows_out: int | None = None
     busy_ms: int = 0
     slowest_ms: int = 0
     quarantined: int = 0
@@ -38,7 +39,7 @@ class Point:
         self.at = later.at
         self.batches += later.batches
         self.rows_in += later.rows_in
-        self.rows_out += later.rows_out
+        self.rows_out = known_sum((self.rows_out, later.rows_out))
         self.busy_ms += later.busy_ms
         self.slowest_ms = max(self.slowest_ms, later.slowest_ms)
         self.quarantined += later.quarantined
@@ -69,14 +70,14 @@ class Series:
             at=at,
             batches=1 if rolled is None else rolled.batches,
             rows_in=metrics.num_input_rows or 0,
-            rows_out=(metrics.num_output_rows or 0) + (metrics.num_upserted_rows or 0),
+            rows_out=known_sum((metrics.num_output_rows, metrics.num_upserted_rows)),
             busy_ms=metrics.batch_duration_ms or 0,
             quarantined=metrics.quarantined_records or 0,
             lag=metrics.backlog_records,
             is_rolled_up=rolled is not None,
         )
         if event.origin.batch_id is None:
-            point.rows_in = point.rows_in or point.rows_out
+            point.rows_in = point.rows_in or point.rows_out or 0
             if not point.busy_ms and since_ms is not None:
                 point.busy_ms = max(0, at - since_ms)
         longest = rolled.longest_batch_ms if rolled is not None else None

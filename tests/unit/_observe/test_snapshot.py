@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from made_events import definition, flow_progress, update_progress
 
+from penstock._display.display import final_line
 from penstock._observe.events import (
     ErrorInfo,
     Event,
@@ -15,6 +16,7 @@ from penstock._observe.events import (
 )
 from penstock._observe.snapshot import DatasetView, last_part, short_names, update_view
 from penstock._observe.state import ObservedUpdate
+from penstock._observe.status_file import status_json
 
 START = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
 
@@ -82,6 +84,15 @@ def test_metrics_of_the_two_events_of_each_micro_batch_are_added_up() -> None:
     assert view.lag == 49
     assert view.duration_seconds == 10
     assert [(rule.name, rule.passed, rule.failed) for rule in view.rules] == [("positive", 398, 2)]
+
+
+def test_rows_of_a_sink_that_counts_none_are_unknown() -> None:
+    read = FlowMetrics(num_input_rows=8)
+    queued, running = event(FlowStatus.QUEUED), event(FlowStatus.RUNNING, batch=0, metrics=read)
+    assert (folded(queued).rows, update_view(observed()).rows) == (0, 0)
+    update = observed(queued, running)
+    assert "1 dataset, - rows written" in final_line(update_view(update))
+    assert [flow["rows"] for flow in status_json(update)["flows"]] == [None]
 
 
 def test_the_rate_is_unknown_when_the_last_micro_batch_of_a_running_flow_is_old() -> None:
