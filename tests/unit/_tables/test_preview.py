@@ -92,6 +92,9 @@ def test_error_has_a_hint_when_a_table_cannot_be_read(settings, table):
     with pytest.raises(SpecError) as caught:
         read_quarantine(settings, "orders", 1)
     assert caught.value.condition == "QUARANTINE_NOT_FOUND"
+    with pytest.raises(SpecError, match="no table 'orderz'") as caught:
+        read_quarantine(settings, "orderz", 1)
+    assert caught.value.hint == "did you mean 'orders'?"
     features = {"readerFeatures": ["fromTomorrow"], "writerFeatures": ["fromTomorrow"]}
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
     newest = table / "_delta_log" / f"{1:020}.json"

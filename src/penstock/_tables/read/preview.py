@@ -149,9 +149,11 @@ def table_unknown(
 ) -> SpecError:
     known = sorted(shown_name(settings, table) for table in tables)
     plain = [table for table in known if not table.endswith(QUARANTINE_SUFFIX)]
-    if name.endswith(QUARANTINE_SUFFIX) and name.removesuffix(QUARANTINE_SUFFIX) in known:
-        message = f"no row of {name.removesuffix(QUARANTINE_SUFFIX)!r} was ever in quarantine"
-        return SpecError("QUARANTINE_NOT_FOUND", message)
+    if name.endswith(QUARANTINE_SUFFIX):
+        name, known = name.removesuffix(QUARANTINE_SUFFIX), plain
+        if name in known:
+            message = f"no row of {name!r} was ever in quarantine"
+            return SpecError("QUARANTINE_NOT_FOUND", message)
     if near := nearest(name, known):
         hint = f"did you mean {near!r}?"
     else:
