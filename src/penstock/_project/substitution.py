@@ -110,10 +110,11 @@ class Substitution:
         if variable is not None:
             return Node(variable, part.file, part.line)
         if name not in names:
+            declare = f"declare it below `variables`, or set BUNDLE_VAR_{name}"
             raise _variable_error(
                 part,
                 f"the bundle has no variable `{name}`",
-                hint=suggested(name, names, f"it has {', '.join(names) or 'none'}"),
+                hint=suggested(name, names, f"it has {', '.join(names)}" if names else declare),
             )
         is_looked_up = False
         for mapping in (self.overrides, self.variables, declared):
