@@ -39,7 +39,7 @@ export interface Card {
   name: string;
   kind: string;
   state: string;
-  rows: number;
+  rows: number | null;
   rows_per_second: number | null;
   batch_seconds: number | null;
   /** Rows that wait at its sources. */
@@ -123,7 +123,7 @@ export interface Flow {
   external_inputs: string[];
   batches: number;
   batch_id: number | null;
-  rows: number;
+  rows: number | null;
   message: string;
   technique: string;
   changes: [number, string][];
@@ -173,7 +173,7 @@ export interface Rule {
 export interface Series {
   at: number[];
   rows_per_second: (number | null)[];
-  rows_out: number[];
+  rows_out: (number | null)[];
   batch_seconds: (number | null)[];
   quarantined_per_batch: number[];
   lag: (number | null)[];
@@ -185,7 +185,7 @@ export interface Batch {
   batch_id: number | null;
   at: number;
   rows_in: number;
-  rows_out: number;
+  rows_out: number | null;
   duration_ms: number;
   quarantined: number;
 }

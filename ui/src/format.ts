@@ -2,9 +2,9 @@
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
-export const count = (value: number) => whole.format(value);
+export const count = (value: number | null) => (value === null ? "–" : whole.format(value));
 export const rowsText = (rows: number) => `${count(rows)} ${rows === 1 ? "row" : "rows"}`;
-export const short = (value: number) => (Math.abs(value) < 100_000 ? whole.format(value) : compact.format(value));
+export const short = (value: number | null) => (value === null || Math.abs(value) < 100_000 ? count(value) : compact.format(value));
 
 /** What waits at the sources of a dataset. */
 export function lag(rows: number | null, files: number | null): string {

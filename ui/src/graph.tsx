@@ -80,10 +80,11 @@ function Figure({ name, value, alarm }: { name: string; value: string; alarm?: b
   );
 }
 
-/** Of a long path its last parts, which tell more than its first ones. */
-function ending(name: string): string {
+/** Of a long path its last parts, which tell more than its first ones; of another name both ends. */
+function shortened(name: string): string {
   const parts = name.split("/");
-  if (name.length <= 28 || parts.length < 4) return name;
+  if (name.length <= 28) return name;
+  if (parts.length < 4) return `${name.slice(0, 8)}…${name.slice(-11)}`;
   const what = parts[0]!.split(" ")[0];
   return `${what} …/${parts.slice(-2).join("/")}`;
 }
@@ -113,7 +114,7 @@ class CardBox extends Component<CardProps> {
       return (
         <a class={classes} style={style} href={href} data-card={card.id} title={card.name} onFocus={focus} draggable={false}>
           <span class="card-kind">{card.kind}</span>
-          <span class="card-name">{ending(card.name)}</span>
+          <span class="card-name">{shortened(card.name)}</span>
         </a>
       );
     return (
@@ -123,7 +124,7 @@ class CardBox extends Component<CardProps> {
           <StateBadge state={card.state} />
         </span>
         <span class="card-name" title={card.name}>
-          {card.name}
+          {shortened(card.name)}
         </span>
         <span class="figures">
           <Figure name="rows/s" value={rate(card.rows_per_second)} />

@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getQuarantine, getQuarantines, useAnswer, type Pipeline, type Problem, type Quarantined, type Refused } from "./api";
 import { ReplayBar, useControl } from "./control";
-import { ago, count, moment, short } from "./format";
+import { ago, count, moment, rowsText, short } from "./format";
 import { Empty } from "./parts";
 import { to, useNow, type Place } from "./place";
 import { ProblemText } from "./rows";
@@ -64,7 +64,7 @@ function Overview({ pipelineKey, tables, now }: { pipelineKey: string; tables: Q
           <h2>
             <a href={to.quarantine(pipelineKey, table.dataset)}>{bare(table.dataset)}</a>
             <span class="muted">
-              {!table.problem && `${table.rows === null ? "rows" : count(table.rows)} in quarantine`}
+              {!table.problem && `${table.rows === null ? "rows" : rowsText(table.rows)} in quarantine`}
               {table.newest !== null && table.newest !== undefined && `, the last ${ago(table.newest, now)}`}
             </span>
           </h2>
@@ -157,7 +157,7 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
       <div class="page-head">
         <div>
           <h1>
-            Quarantine of {bare(name)} {table && !table.problem && table.rows !== null && <span class="muted count">{count(table.rows)}</span>}
+            Quarantine of {bare(name)} {table && !table.problem && table.rows !== null && <span class="muted count">{rowsText(table.rows)}</span>}
           </h1>
           <p class="muted">
             <a href={to.dataset(pipelineKey, name)}>{name}</a>
