@@ -215,7 +215,7 @@ def test_names_are_quoted_in_statements():
     moved = dialect.move_rows(TableName(None, "st"), columns, options, [(0, 7), (1, 9)])
     assert moved == (
         'INSERT INTO "sales"."orders" AS t ("id""; DROP TABLE x; --", "v") '
-        'SELECT s."c0"::integer, regexp_replace(s."c1", \'(?<![^"])[+]\', \'\', \'g\')::date '
+        "SELECT s.\"c0\"::integer, regexp_replace(s.\"c1\", '(?<![^\"])[+]', '', 'g')::date "
         'FROM "st" AS s '
         'WHERE s."penstock_part" >= 0 '
         'AND (s."penstock_part", s."penstock_attempt") IN ((0, 7), (1, 9)) '
