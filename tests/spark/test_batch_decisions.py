@@ -71,12 +71,13 @@ class Tables:
         return [row[0] for row in stored_rows(self.spark, ref.path, "id")]
 
 
-def split_of(tables: Tables, df: DataFrame, rules: list[Any]) -> RowSplit:
+def split_of(tables: Tables, df: DataFrame, rules: list[Any], **options: Any) -> RowSplit:
     split = split_rows(df, rules)
     assert split is not None
     if not (tables.root / "t").exists():
         schema = df.schema
-        state = prepare_table(tables.spark, tables.target, TableSpec(schema=schema))
+        spec = TableSpec(schema=schema, **options)
+        state = prepare_table(tables.spark, tables.target, spec)
         prepare_quarantine(tables.spark, tables.quarantine, state)
     return split
 
@@ -440,6 +441,16 @@ def test_keys_stay_unique_when_another_flow_writes_them_before_the_retry(
     assert tables.ids(tables.target) == list(range(15))
     assert tables.ids(tables.quarantine) == list(range(15, 20))
     assert (result.rows_written, result.rows_duplicate) == (5, 10)
+
+
+def test_rows_with_an_empty_string_in_a_partition_column_of_their_key_are_all_added(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Tables(spark, tmp_path)
+    df = spark.range(4).selectExpr("id", "IF(id < 2, '', 'x') AS p")
+    split = split_of(tables, df, [rule("low", "id < 9")], partition_cols=("p",))
+    UniqueWriter(spark, keys=["p"], **tables.common(split)).write(split.df, 0)
+    assert stored_rows(spark, tables.target.path, "count(*)", "count(p)") == [(3, 1)]
 
 
 class LateRows:

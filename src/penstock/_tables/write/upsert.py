@@ -16,7 +16,13 @@ from penstock._tables.write.decision import BatchDecision
 from penstock._tables.write.fenced import TableTransaction
 from penstock._tables.write.kept import keep_and_count
 from penstock._tables.write.key_joins import count_keys, key_struct
-from penstock._tables.write.keyed import MOST_KEYS, KeyedTable, Way, with_stored_keys
+from penstock._tables.write.keyed import (
+    MOST_KEYS,
+    KeyedTable,
+    Way,
+    with_stored_keys,
+    with_stored_texts,
+)
 from penstock._tables.write.row_files import Written
 from penstock._tables.write.schema import conform
 from penstock._tables.write.staging import valid_rows
@@ -150,7 +156,8 @@ class UniqueWriter(FlowWriter):
         written = Written(counts, bad=self._files.write_bad(kept, counts))
         if not counts.clean_rows:
             return written
-        return self._write_new(txn, written, self._unique(valid_rows(kept, self._split)))
+        rows = with_stored_texts(txn, valid_rows(kept, self._split))
+        return self._write_new(txn, written, self._unique(rows))
 
     def _write_new(self, txn: TableTransaction, written: Written, rows: DataFrame) -> Written:
         counts = written.counts
