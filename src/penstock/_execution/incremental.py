@@ -43,6 +43,7 @@ _FEW = 0.02
 # a row, and to replace one.
 _WRITING = 2.5
 _REPLACING = 35
+_IGNORES_MISSING = "spark.sql.files.ignoreMissingFiles"
 _UNSUPPORTED = re.compile(r"QueryChanges\$UnsupportedException: (.+)")
 
 
@@ -99,6 +100,8 @@ class IncrementalViews:
             raise NotIncrementalError("its refresh policy is full")
         if not self._delta.has_own_classes:
             raise NotIncrementalError("the session has no Java classes of Penstock")
+        if df.sparkSession.conf.get(_IGNORES_MISSING) == "true":
+            raise NotIncrementalError(f"{_IGNORES_MISSING} is true, and VACUUM deletes old rows")
         self._check_rules(dataset)
         df = self._queries.writers.conformed(dataset, df)
         changes = self._delta.query_changes(df, before.sources)
