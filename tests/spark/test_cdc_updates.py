@@ -360,6 +360,17 @@ def test_snapshot_function_is_called_until_it_has_no_newer_snapshot(project):
     assert state["snapshots"]["2"] == '["int", 30]'
 
 
+def test_generated_columns_of_versions_are_computed(project):
+    columns = "id INT, name STRING, twice INT GENERATED ALWAYS AS (id * 2)"
+    columns += ", __START_AT BIGINT, __END_AT BIGINT"
+    project.source(FOLLOWING.replace('("history")', f'("history", schema="{columns}")'))
+    for number, name in enumerate("abc"):
+        project.add(f"{number}.json", [{"id": 1, "name": name}])
+    assert project.run().state is UpdateState.COMPLETED
+    expected = [("a", 2, 1), ("b", 2, 2), ("c", 2, None)]
+    assert project.rows("history", "name", "twice", "__END_AT") == expected
+
+
 def test_each_snapshot_is_applied_once_when_the_process_crashes_around_its_commit(
     project, monkeypatch
 ):

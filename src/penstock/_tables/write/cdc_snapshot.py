@@ -28,7 +28,7 @@ from penstock._tables.write.key_joins import (
     of_keys,
 )
 from penstock._tables.write.keyed import KeyedTable, with_stored_texts
-from penstock._tables.write.schema import columns_as
+from penstock._tables.write.schema import GENERATED, columns_as
 from penstock.errors import FlowError
 
 
@@ -174,7 +174,11 @@ class SnapshotWriter:
     ) -> DataFrame:
         now, never = self._literal(version), self._literal(None)
         closed = self._current(txn, differences).where(F.col(END_AT).isNotNull())
-        closed = of_keys(closed, touched)
+        # Delta computes a column that no snapshot has; the union would make it NULL.
+        own = {field.name.lower() for field in self._shape.columns}
+        others = [field for field in self._schema if field.name.lower() not in own]
+        generated = [field.name for field in others if GENERATED in field.metadata]
+        closed = of_keys(closed, touched).drop(*generated)
         old, new = F.col("old").isNotNull(), F.col("new").isNotNull()
         opens = new & (~old | F.col("tracked"))
         ends = old & (~new | F.col("tracked"))
