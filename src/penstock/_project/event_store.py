@@ -57,6 +57,7 @@ class EventStore:
                     draft.write_bytes(stream.read())
                 os.utime(draft, ns=(info.mtime_ns,) * 2)
                 draft.replace(local)
+                version = _version(local)  # it may have grown since it was listed
             # Not before: `push` deletes what it knows and does not find here.
             self._versions[local.name] = version
 

@@ -45,6 +45,23 @@ def test_remote_file_is_kept_when_its_download_failed(
     assert names(remote) == ["a.jsonl", "b.jsonl"]
 
 
+def test_file_that_grows_during_its_download_is_not_uploaded(tmp_path: Path) -> None:
+    remote, local = tmp_path / "remote", tmp_path / "local"
+    remote.mkdir()
+    (remote / "a.jsonl").write_text("1")
+
+    class Growing(Broken):
+        def open_input_stream(self, path: str) -> Any:
+            (remote / "a.jsonl").write_text("12")
+            return self._files.open_input_stream(path)
+
+    store = EventStore(Growing(""), str(remote), local)
+    store.pull()
+    (remote / "a.jsonl").write_text("123")
+    store.push()
+    assert (remote / "a.jsonl").read_text() == "123"
+
+
 def test_copy_has_changed_added_and_removed_files(tmp_path: Path) -> None:
     remote, local = tmp_path / "remote", tmp_path / "local"
     remote.mkdir()
