@@ -117,6 +117,13 @@ def query_error(
             origin=origin,
             hint=f"{MAP_PATH}, or add the jars of that file system with the setting spark.jars",
         )
+    if "NoSuchBucket" in str(error):
+        return DefinitionError(
+            "PATH_NOT_FOUND",
+            f"{flow!r} reads a bucket that does not exist: {shown(first_line(error))}",
+            origin=origin,
+            hint=f"check its name and the endpoint; for a path of another platform, {MAP_PATH}",
+        )
     if hint := permission_hint(str(error)):
         return DefinitionError(
             "PERMISSION_DENIED",

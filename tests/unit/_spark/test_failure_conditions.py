@@ -356,6 +356,14 @@ def test_a_file_without_permission_says_who_needs_it(text):
     assert text in failed.value.message
 
 
+def test_path_in_a_bucket_that_does_not_exist_is_not_found():
+    text = "getFileStatus on s3a://gone/in: NoSuchBucketException: The bucket does not exist"
+    with pytest.raises(DefinitionError) as failed, user_code(FLOW, lambda _name: None):
+        raise OSError(text)
+    assert failed.value.condition == "PATH_NOT_FOUND"
+    assert f"reads a bucket that does not exist: {text}" in failed.value.message
+
+
 @pytest.mark.parametrize(
     ("name", "hint"), [("to_dat", "did you mean `to_date`?"), ("mask_pii", "")]
 )
