@@ -100,7 +100,7 @@ class IncrementalViews:
             raise NotIncrementalError("its refresh policy is full")
         if not self._delta.has_own_classes:
             raise NotIncrementalError("the session has no Java classes of Penstock")
-        if df.sparkSession.conf.get(_IGNORES_MISSING).lower() == "true":
+        if str(df.sparkSession.conf.get(_IGNORES_MISSING)).lower() == "true":
             raise NotIncrementalError(f"{_IGNORES_MISSING} is true, and VACUUM deletes old rows")
         self._check_rules(dataset)
         df = self._queries.writers.conformed(dataset, df)
