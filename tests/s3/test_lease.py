@@ -93,6 +93,7 @@ def test_driver_that_was_suspended_longer_than_its_lease_commits_nothing(
         os.killpg(first.pid, signal.SIGSTOP)
         out = session.penstock(tmp_path / "second", "run", *LEASE)
         assert "waiting at most 3 s for the lease of process" in out
+        assert "taking over 6 tables, with a commit to each" in out
         _add(incoming, 2)
         before = _commits(server)
         os.killpg(first.pid, signal.SIGCONT)

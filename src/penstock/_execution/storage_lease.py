@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from penstock._model.quantity import plural
 from penstock._runtime.lease import describe_holder, holder_lives, own_record, record_of
 from penstock._runtime.system import SystemProcesses
 from penstock._spark.failures import full_text
@@ -32,6 +34,7 @@ _RENEWALS = 3
 """How often a lease is renewed in its duration."""
 _LOOKS = 10
 """How often another driver's lease is read in that time."""
+_COMMITS = 4  # at a time, by a driver that takes over
 
 
 class StorageLease:
@@ -168,6 +171,7 @@ class StorageLease:
         )
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
         if self._tables:
+            on_wait(f"taking over {plural(len(self._tables), 'table')}, with a commit to each")
             self._fence()
         for number in self._terms():
             if number < self._term:
@@ -215,11 +219,15 @@ class StorageLease:
         delta = DeltaJvm(self._spark)
         operations = delta.jvm.org.apache.spark.sql.delta
         operation = getattr(getattr(operations, "DeltaOperations$ManualUpdate$"), "MODULE$")
-        for path in sorted(self._tables):
+
+        def commit(path: str) -> None:
             transaction = delta.begin(path)
             if int(transaction.snapshot().version()) >= 0:
                 fence = delta.set_transaction(self._folder, self._term, int(time.time() * 1000))
                 transaction.commit(delta.seq([fence]), operation)
+
+        with ThreadPoolExecutor(_COMMITS, thread_name_prefix="lease") as pool:
+            list(pool.map(commit, sorted(self._tables)))
         self._tables = set()
 
     # -- files ---------------------------------------------------------------------------------
