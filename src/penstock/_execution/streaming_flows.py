@@ -80,8 +80,6 @@ class StreamingFlows:
                     "stream, it reads its sources from the beginning",
                 )
                 before = None
-            if before is None and not is_transient:
-                self._warn_of_former_flows(node, step)
             state = before or self._queries.state.new_flow(step.flow)
             starts = StreamStarts(dict(state.starts), is_open=state.stateful_operators is None)
             checkpoint = self._queries.tables.layout.checkpoint_path(step.flow, state.epoch)
@@ -104,6 +102,8 @@ class StreamingFlows:
                 )
             state = replace(state, starts=starts.chosen, topics=known)
             state = self._flow_state(node, df, step, state)
+            if before is None and not is_transient:
+                self._warn_of_former_flows(node, step, state.target_id)
             running = RunningQuery(
                 node.flow,
                 self._queries.origin(node),
@@ -137,14 +137,19 @@ class StreamingFlows:
                 raise
             return running
 
-    def _warn_of_former_flows(self, node: FlowNode, step: StartFlow) -> None:
-        """Warn that a new flow may be a renamed one, whose rows it writes again."""
+    def _warn_of_former_flows(self, node: FlowNode, step: StartFlow, table: str | None) -> None:
+        """Warn that a new flow may be a renamed one, whose rows it writes again.
+
+        `table` is the id of its target, if that is a table.
+        """
         if step.output_mode is not OutputMode.APPEND or node.flow.cdc is not None:
             return
         state, graph = self._queries.state, self._queries.graph
         for name in state.names("flows"):
             former = None if name in graph.flows else state.flow(name)
-            if former is not None and former.deployed.get("target") == node.target:
+            if former is None or former.target_id != table:
+                continue
+            if former.deployed.get("target") == node.target:
                 target = graph.target_name(node)
                 self._queries.warn(
                     node,
