@@ -1,4 +1,4 @@
-"""The sink on a real MariaDB server: what differs from PostgreSQL, and that nothing comes twice."""
+"""Sink and source on a real MariaDB server: what differs from PostgreSQL; nothing comes twice."""
 
 import threading
 from dataclasses import replace

@@ -101,7 +101,9 @@ class IncrementalViews:
         if not self._delta.has_own_classes:
             raise NotIncrementalError("the session has no Java classes of Penstock")
         if str(df.sparkSession.conf.get(_IGNORES_MISSING)).lower() == "true":
-            raise NotIncrementalError(f"{_IGNORES_MISSING} is true, and VACUUM deletes old rows")
+            raise NotIncrementalError(
+                f"{_IGNORES_MISSING} is true: files that VACUUM deleted would be skipped"
+            )
         self._check_rules(dataset)
         df = self._queries.writers.conformed(dataset, df)
         changes = self._delta.query_changes(df, before.sources)

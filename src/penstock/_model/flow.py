@@ -62,9 +62,12 @@ class Flow:
 
     @property
     def sink_reset(self) -> str:
-        """For hints: what to run instead of `--full-refresh`, which sinks do not support."""
+        """For hints: what to run instead of `--full-refresh`, which sinks do not support.
+
+        It continues a sentence with a semicolon; empty for flows that only write to tables.
+        """
         if self.implicit or self.cdc is not None or self.snapshot is not None:
-            return ""  # Its target is a table.
+            return ""
         return (
             f"; for a sink, `penstock checkpoint reset {self.name} --from POSITION`: `earliest` "
             "writes all rows again, `latest` only new ones"

@@ -129,48 +129,41 @@ class KafkaSink(Sink):
     def explain(self, text: str, flow: Flow, batch_id: int | None) -> FlowError | None:
         batch = "" if batch_id is None else f" in batch {batch_id}"
         if (refused := _REFUSED.search(text)) is not None:
-            reason, hint = refused[0], "declare an expectation on the table that the flow reads"
-            hint += ", which drops such rows"
+            condition, reason = "SINK_ROWS_REFUSED", refused[0]
+            hint = "declare an expectation on the table that the flow reads, which drops such rows"
             if reason.startswith("NullPointerException"):
                 reason = "a header, or the key of a header, is NULL"
             if "RecordTooLargeException" in text:
                 hint += ', such as "octet_length(value) < 1000000"; or allow larger messages: '
                 hint += "`kafka.max.request.size` and `kafka.buffer.memory` of the sink (bytes), "
                 hint += "and `max.message.bytes` of the topic"
-            return FlowError(
-                "SINK_ROWS_REFUSED",
-                f"flow {flow.name!r}: Kafka does not accept a message{batch}: {reason}",
-                flow=flow.name,
-                batch_id=batch_id,
-                retryable=False,
-                origin=flow.origin,
-                hint=f"{hint}. Other messages of the batch may have been sent, and are sent again",
+            message = f"Kafka does not accept a message{batch}: {reason}"
+            hint += ". Other messages of the batch may have been sent, and are sent again"
+        elif (expired := _NOT_CONFIRMED.search(text)) is not None:
+            condition = "KAFKA_NOT_ANSWERING"
+            message = f"the brokers did not confirm messages{batch}: {expired[0]}"
+            hint = (
+                "check that they run, and that the executors can connect to them; the batch is "
+                "sent again, so some messages may be in the topic twice. "
+                "`kafka.delivery.timeout.ms` is how long a message waits for its confirmation"
             )
-        if (expired := _NOT_CONFIRMED.search(text)) is not None:
-            return FlowError(
-                "KAFKA_NOT_ANSWERING",
-                f"flow {flow.name!r}: the brokers did not confirm messages{batch}: {expired[0]}",
-                flow=flow.name,
-                batch_id=batch_id,
-                retryable=True,
-                origin=flow.origin,
-                hint="check that they run, and that the executors can connect to them; the batch "
-                "is sent again, so some messages may be in the topic twice. "
-                "`kafka.delivery.timeout.ms` is how long a message waits for its confirmation",
+        elif (topic := _NO_TOPIC.search(text)) is not None:
+            condition = "SINK_TOPIC_NOT_FOUND"
+            message = f"topic {topic[1]!r} is not known to the brokers{batch}: {topic[0]}"
+            hint = (
+                "create it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
+                "--create` elsewhere; or check whether the brokers respond"
             )
-        topic = _NO_TOPIC.search(text)
-        if topic is None:
+        else:
             return None
         return FlowError(
-            "SINK_TOPIC_NOT_FOUND",
-            f"flow {flow.name!r}: topic {topic[1]!r} is not known to the brokers{batch}: "
-            f"{topic[0]}",
+            condition,
+            f"flow {flow.name!r}: {message}",
             flow=flow.name,
             batch_id=batch_id,
-            retryable=True,
+            retryable=refused is None,
             origin=flow.origin,
-            hint="create it: `penstock broker topic NAME` on the embedded broker, `kafka-topics.sh "
-            "--create` elsewhere; or check whether the brokers respond",
+            hint=hint,
         )
 
 

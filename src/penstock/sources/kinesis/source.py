@@ -47,8 +47,8 @@ _FAILURE = re.compile(
 )
 _HINTS = {
     "SOURCE_ROWS_LOST": 'set failOnDataLoss to "false" to continue without them, or --full-refresh '
-    "TABLE to read the rows that are leftRESET",
-    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its startRESET; to keep "
+    "TABLE to read the rows that are left; RESET",
+    "STREAM_RECREATED": "--full-refresh TABLE reads the new stream from its start; RESET; to keep "
     "the rows of the old one, give the flow a new name: it starts with a new checkpoint",
 }
 _MAY_PASS = ("KINESIS_UNREACHABLE",)
@@ -115,7 +115,7 @@ class KinesisStream(OpenedSource):
             flow=flow.name,
             retryable=condition in _MAY_PASS,
             origin=flow.origin,
-            hint=hint and hint.replace("TABLE", flow.target).replace("RESET", flow.sink_reset),
+            hint=hint and hint.replace("TABLE", flow.target).replace("; RESET", flow.sink_reset),
         )
 
     def start(
