@@ -7,6 +7,7 @@ says why a payload cannot be read nor that bytes are left over.
 import functools
 import io
 import json
+from importlib import import_module
 from typing import Any
 
 from pyspark.sql.types import (
@@ -71,15 +72,20 @@ def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:
     """
     types = _Types()
     for at, reference in enumerate(references):
-        types.of(_parsed(reference, references[:at]))
-    struct = types.of(_parsed(text, references))
+        types.of(_parsed(reference, references[:at])[0])
+    struct = types.of(_parsed(text, references)[0])
     if not isinstance(struct, StructType) or not struct.fields:
         raise _invalid("it is not a record with fields")
     return struct
 
 
 def decode_avro(
-    payload: bytes, writer: str, reader: str | None = None, *, references: tuple[str, ...] = ()
+    payload: bytes,
+    writer: str,
+    reader: str | None = None,
+    *,
+    references: tuple[str, ...] = (),
+    reader_references: tuple[str, ...] = (),
 ) -> Any:
     """The value of binary Avro without header, written with the schema `writer`.
 
@@ -87,9 +93,14 @@ def decode_avro(
     """
     fastavro = require_fastavro()
     stream = io.BytesIO(payload)
-    written, wanted = _parsed(writer, references), _parsed(reader) if reader else None
+    written, is_recursive = _parsed(writer, references)
+    wanted = _parsed(reader, reader_references)[0] if reader else None
+    # The compiled reader does not limit its stack: a few kilobytes would end the process.
+    module = import_module("fastavro._read_py") if is_recursive else fastavro
     try:
-        value = fastavro.schemaless_reader(stream, written, wanted)
+        value = module.schemaless_reader(stream, written, wanted)
+    except RecursionError:
+        raise PayloadError("the payload is nested too deeply") from None
     except (EOFError, IndexError):  # the latter: in the middle of a number
         raise PayloadError("the payload ends too early for its Avro schema") from None
     except Exception as error:  # whatever fastavro meets in bytes that are no Avro
@@ -100,7 +111,8 @@ def decode_avro(
 
 
 @functools.lru_cache(maxsize=512)
-def _parsed(text: str, references: tuple[str, ...] = ()) -> Any:
+def _parsed(text: str, references: tuple[str, ...] = ()) -> tuple[Any, bool]:
+    """A schema as fastavro takes it, and whether one of its types contains itself."""
     fastavro = require_fastavro()
     named: dict[str, Any] = {}
     try:
@@ -110,9 +122,27 @@ def _parsed(text: str, references: tuple[str, ...] = ()) -> Any:
         for record in named.values():
             for field in record.get("fields", ()):
                 _read_default(fastavro, field)
-        return parsed
+        return parsed, _is_recursive(parsed, named, frozenset(), set())
     except Exception as error:  # ValueError of JSON, several of fastavro
         raise _invalid(_said(error)) from error
+
+
+def _is_recursive(
+    part: Any, named: dict[str, Any], above: frozenset[str | None], done: set[str | None]
+) -> bool:
+    if isinstance(part, str):
+        if part in above or part in done or part not in named:
+            return part in above
+        part = named[part]
+    if isinstance(part, list):
+        return any(_is_recursive(branch, named, above, done) for branch in part)
+    name = part.get("name")
+    inside = [part["type"], part.get("items", ()), part.get("values", ())]
+    inside += [field["type"] for field in part.get("fields", ())]
+    if any(_is_recursive(kind, named, above | {name}, done) for kind in inside if kind):
+        return True
+    done.add(name)
+    return False
 
 
 def _read_default(fastavro: Any, field: dict[str, Any]) -> None:

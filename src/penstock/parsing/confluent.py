@@ -26,7 +26,7 @@ from penstock.errors import DefinitionError
 from penstock.parsing.avro import PayloadError, decode_avro, require_fastavro, struct_of_avro
 from penstock.parsing.binary import decoded, not_empty
 from penstock.parsing.protobuf import decode_protobuf, message_at, struct_of_message
-from penstock.parsing.registry import SchemaRegistry, UnknownSchemaError
+from penstock.parsing.registry import RegisteredSchema, SchemaRegistry, UnknownSchemaError
 from penstock.parsing.schema import to_struct
 from penstock.parsing.schema_errors import read_schema_file, schema_invalid
 
@@ -82,7 +82,9 @@ def parse_confluent(
     )
 
 
-def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | None = None) -> Any:
+def decode_confluent(
+    payload: bytes, registry: SchemaRegistry, reader: RegisteredSchema | None = None
+) -> Any:
     """The record of a payload with its header; `reader` is an Avro schema to read Avro payloads as.
 
     The registry returns each schema once per process.
@@ -94,7 +96,13 @@ def decode_confluent(payload: bytes, registry: SchemaRegistry, reader: str | Non
     try:
         schema = registry.schema(schema_id)
         if schema.kind == "AVRO":
-            return decode_avro(body, schema.text, reader, references=schema.references)
+            return decode_avro(
+                body,
+                schema.text,
+                reader and reader.text,
+                references=schema.references,
+                reader_references=reader.references if reader else (),
+            )
         if schema.kind == "PROTOBUF":
             indexes, start = read_indexes(body)
             message = message_at(schema.files, indexes)
@@ -138,7 +146,9 @@ def struct_of_json_schema(text: str) -> StructType:
     return json_type
 
 
-def _of_subject(registry: SchemaRegistry, subject: str) -> tuple[StructType, str | None]:
+def _of_subject(
+    registry: SchemaRegistry, subject: str
+) -> tuple[StructType, RegisteredSchema | None]:
     try:
         schema = registry.latest(subject)
     except UnknownSchemaError:
@@ -150,14 +160,15 @@ def _of_subject(registry: SchemaRegistry, subject: str) -> tuple[StructType, str
             "name subjects by record",
         ) from None
     if schema.kind == "AVRO":
-        reader = None if schema.references else schema.text
-        return struct_of_avro(schema.text, schema.references), reader
+        return struct_of_avro(schema.text, schema.references), schema
     if schema.kind == "PROTOBUF":
         return struct_of_message(schema.files, message_at(schema.files, [0])), None
     return struct_of_json_schema(schema.text), None
 
 
-def _of_schema(schema: StructType | str | Path | None) -> tuple[StructType, str | None]:
+def _of_schema(
+    schema: StructType | str | Path | None,
+) -> tuple[StructType, RegisteredSchema | None]:
     if isinstance(schema, Path):
         schema = read_schema_file(schema)
     assert schema is not None
@@ -167,7 +178,7 @@ def _of_schema(schema: StructType | str | Path | None) -> tuple[StructType, str 
         except (ValueError, AttributeError):
             is_avro = False
         if is_avro:
-            return struct_of_avro(schema), schema
+            return struct_of_avro(schema), RegisteredSchema(kind="AVRO", text=schema)
     return to_struct(schema), None
 
 

@@ -146,6 +146,26 @@ def test_avro_schema_can_reference_other_schemas():
     assert struct_of_avro(order, (item,)).simpleString() == "struct<items:array<struct<n:int>>>"
     payload = b"\x02\x0a\x00"
     assert decode_avro(payload, order, references=(item,)) == {"items": [{"n": 5}]}
+    later = json.loads(order)
+    later["fields"].append({"name": "note", "type": "string", "default": "none"})
+    both = {"references": (item,), "reader_references": (item,)}
+    read = decode_avro(payload, order, json.dumps(later), **both)
+    assert read == {"items": [{"n": 5}], "note": "none"}
+
+
+def test_deeply_nested_avro_payload_is_refused_and_does_not_end_the_process():
+    node = ["null", {"type": "array", "items": "Node"}]
+    fields = [{"name": "id", "type": "int"}, {"name": "children", "type": node}]
+    schema = json.dumps({"type": "record", "name": "Node", "fields": fields})
+    level = b"\x00\x02\x02"
+    assert decode_avro(level + b"\x02\x00\x00", schema) == {
+        "id": 0,
+        "children": [{"id": 1, "children": None}],
+    }
+    with pytest.raises(PayloadError, match="nested too deeply"):
+        decode_avro(level * 100_000, schema)
+    with pytest.raises(PayloadError, match="ends too early"):
+        decode_avro(level + b"\x02", schema)
 
 
 def protobuf_order() -> tuple[bytes, bytes]:
