@@ -40,7 +40,8 @@ _DETERMINISTIC = re.compile(
     r"|SparkUnsupportedOperationException|DELTA_SOURCE_TABLE_IGNORE_CHANGES"
     r"|DELTA_SOURCE_IGNORE_DELETE|DELTA_ILLEGAL_OPTION|DELTA_STARTING_VERSION_AND_TIMESTAMP_BOTH_SET"
     r"|SchemaColumnConvertNotSupported|PatternSyntaxException"
-    r"|SaslAuthenticationException|SslAuthenticationException|ConfigException: Invalid value"
+    r"|(?:Sasl|Ssl)AuthenticationException|TopicAuthorizationException"
+    r"|ConfigException: Invalid value"
     r"|USER_RAISED_EXCEPTION|InvariantViolationException|ArithmeticException: long overflow"
     r"|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
 )
@@ -75,6 +76,15 @@ _PERMISSION = re.compile(
 _PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
 _WRITTEN_TO = re.compile(r"Task failed while writing rows to (s3a?://\S+?)\.?(?:\s|$)")
 _NO_FORMAT = re.compile(r"ClassNotFoundException: (\S+)\.DefaultSource\b")
+# Of a source or sink; with the options to look at.
+_KAFKA_HINTS = {
+    "SaslAuthenticationException": "check user and password in `kafka.sasl.jaas.config`, or the "
+    "connection string of Event Hubs, and `kafka.sasl.mechanism`",
+    "SslAuthenticationException": "check `kafka.security.protocol`, and `kafka.ssl.truststore.*`: "
+    "the client must trust the certificate of the brokers",
+    "TopicAuthorizationException": "the brokers do not permit this user to use "
+    "the topic: a source needs the operations Describe and Read, a sink Describe and Write",
+}
 _MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
 _LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
@@ -205,7 +215,8 @@ def flow_error(
                 "restore the table that it belongs to from a copy, or write it again"
             )
         else:
-            hint = permission_hint(text)
+            hint = next((h for name, h in _KAFKA_HINTS.items() if name in text), None)
+            hint = hint or permission_hint(text)
     return raised(
         condition,
         f"flow {flow.name!r}: {message}",

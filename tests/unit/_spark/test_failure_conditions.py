@@ -58,16 +58,19 @@ def test_exception_of_another_function_in_a_worker_is_not_retried():
 
 
 @pytest.mark.parametrize(
-    "cause",
+    ("cause", "hint"),
     [
-        "errors.SaslAuthenticationException: failed",
-        "config.ConfigException: Invalid value seven for configuration acks",
+        ("errors.SaslAuthenticationException: failed", "`kafka.sasl.jaas.config`"),
+        ("errors.SslAuthenticationException: handshake failed", "`kafka.ssl.truststore.*`"),
+        ("errors.TopicAuthorizationException: Not authorized: [t]", "Describe and Read"),
+        ("config.ConfigException: Invalid value seven for configuration acks", ""),
     ],
 )
-def test_wrong_password_or_option_of_a_broker_is_not_retried(cause):
+def test_wrong_password_or_option_of_a_broker_is_not_retried(cause, hint):
     error = flow_error(f"Caused by: org.apache.kafka.common.{cause}", FLOW)
     assert isinstance(error, FlowError)
     assert not error.retryable
+    assert hint in (error.hint or "")
 
 
 @pytest.mark.parametrize("status", [400, 403])

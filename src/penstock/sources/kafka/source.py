@@ -289,8 +289,9 @@ class KafkaStream(OpenedSource):
                 flow,
                 f"the brokers of {self.name} do not respond: {silent[0]}",
                 retryable=True,
-                hint="check that they run, and that the driver and executors can connect to them; "
-                "nothing is lost: the flow continues at its last offsets",
+                hint="check that they run, that the driver and executors can connect to them, and "
+                "that `kafka.security.protocol` and `kafka.sasl.mechanism` are those of their "
+                "listener; nothing is lost: the flow continues at its last offsets",
             )
         if "PatternSyntaxException" in text:
             return flow_error(
