@@ -92,6 +92,10 @@ def test_a_start_has_the_assigned_partitions_of_a_topic_only():
             "Use -1 for latest, -2 for earliest. Specified: Set(t-0) Assigned: Set(t-0, t-1)\nat x",
             "offsets are set for t-0, the topics have t-0, t-1",
         ),
+        (
+            "Some data may have been lost. Partition t-1 offset was changed from 90 to 5. See",
+            "partition t-1 has no offset 90; its next one is 5",
+        ),
     ],
 )
 def test_start_that_does_not_match_the_topic_is_not_retried(text: str, reason: str):

@@ -72,6 +72,7 @@ _NO_ANSWER = re.compile(
 # Spark's words about starts that do not fit the topic.
 _NO_RECORD_SINCE = re.compile(r"request of topic-partition (\S+) and timestamp (\d+)")
 _OTHER_PARTITIONS = re.compile(r"Specified: (?:\w+\()?(.*?)\)? Assigned: (?:\w+\()?([^)\n]*)")
+_OTHER_OFFSET = re.compile(r"Partition (\S+) offset was changed from (\d+) to (\d+)")
 
 
 class KafkaSource(Source):
@@ -309,6 +310,9 @@ class KafkaStream(OpenedSource):
             specified = partitions[1] or "no partition"
             reason = f"offsets are set for {specified}, the topics have {partitions[2]}"
             hint = "name each partition of each topic; as an offset, -2 is earliest, -1 is latest"
+        elif (other := _OTHER_OFFSET.search(text)) is not None and int(other[2]) > int(other[3]):
+            reason = f"partition {other[1]} has no offset {other[2]}; its next one is {other[3]}"
+            hint = "correct `startingOffsets`; as an offset, -2 is earliest, -1 is latest"
         else:
             return None
         return flow_error("KAFKA_OFFSETS_INVALID", flow, f"it cannot start: {reason}", hint=hint)
