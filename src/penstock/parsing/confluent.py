@@ -99,7 +99,7 @@ def decode_confluent(
             return decode_avro(
                 body,
                 schema.text,
-                reader and reader.text,
+                reader.text if reader else None,
                 references=schema.references,
                 reader_references=reader.references if reader else (),
             )
