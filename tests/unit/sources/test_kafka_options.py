@@ -287,6 +287,11 @@ def test_valid_sink_options_are_unchanged() -> None:
     assert prepare_sink_options(options) == {**options, "kafka.max.block.ms": "20000"}
 
 
+def test_sink_that_would_not_notice_lost_messages_is_refused() -> None:
+    with pytest.raises(ConnectorError, match="lost silently"):
+        prepare_sink_options({"kafka.bootstrap.servers": "h:1", "Kafka.Acks": "0"})
+
+
 @pytest.mark.parametrize("value", ["", "soon", "-5s", "5 weeks"])
 def test_invalid_delay_is_refused(value: str) -> None:
     error = refused({**MINIMAL, "minOffsetsPerTrigger": "5", "maxTriggerDelay": value})

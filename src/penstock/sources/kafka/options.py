@@ -173,6 +173,12 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
         raise _invalid("option `rowIds` must be true or false")
     if not _TOPIC.fullmatch(by_name.get("topic", "").strip()):
         raise _invalid("option `topic` may have letters, digits, `.`, `_` and `-` only, up to 249")
+    if by_name.get("kafka.acks", "").strip() == "0":
+        raise ConnectorError(
+            "KAFKA_OPTION_REFUSED",
+            "option `kafka.acks` cannot be 0: messages that brokers refuse would be lost silently",
+            hint="remove it; by default, all replicas in sync confirm each message",
+        )
     # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
 
