@@ -121,13 +121,15 @@ class ListQueue(FileQueue):
     def __init__(self, bodies: list[str]) -> None:
         self.messages = [Message(body=b, receipt=str(n), sent_ms=0) for n, b in enumerate(bodies)]
         self.fails = ""
+        self.hides = True
         self.received: set[str] = set()
 
     def receive(self, wait_seconds: int) -> list[Message]:
         if self.fails == "receive":
             raise QueueUnreachable("closed")
         batch = [message for message in self.messages if message.receipt not in self.received][:3]
-        self.received |= {message.receipt for message in batch}  # hidden until the next start
+        if self.hides:
+            self.received |= {message.receipt for message in batch}  # until the next start
         return batch
 
     def delete(self, messages) -> None:
@@ -190,6 +192,12 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
     assert "no event of S3" in caplog.text
     assert log.update({}) == 5
     assert listings == [1000.0]
+    # Not even where the queue shows it again at once.
+    queue.hides = False
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.sources.files.queue_inbox._ROUND_MESSAGES", 3)
+        inbox().prepare()
+    queue.hides = True
     clock[0] = 1061.0
     inbox().prepare()
     assert listings == [1000.0, 1061.0]

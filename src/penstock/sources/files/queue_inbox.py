@@ -54,8 +54,9 @@ class QueueInbox(FileInbox):
         """Announce until the queue is empty or has only messages sent since."""
         began, pause = self._now() * 1000, 0.0
         while messages := self._receive(wait, stop):
-            pause = self._take(messages)
-            if stop.is_set() or all(message.sent_ms >= began for message in messages):
+            pause, deleted = self._take(messages)
+            # Those that stay in the queue may be visible again at once.
+            if stop.is_set() or all(message.sent_ms >= began for message in deleted):
                 break
         return pause
 
@@ -69,9 +70,10 @@ class QueueInbox(FileInbox):
             messages = messages + more
         return messages
 
-    def _take(self, messages: Sequence[Message]) -> float:
+    def _take(self, messages: Sequence[Message]) -> tuple[float, list[Message]]:
         files: dict[str, tuple[int, int]] = {}
-        done, others = [], 0
+        done: list[Message] = []
+        others = 0
         for message in messages:
             try:
                 created = created_files(message.body)
@@ -94,7 +96,7 @@ class QueueInbox(FileInbox):
         pause = self._announce(files)
         kill_point("after_announcement", self._flow, None)
         self._queue.delete(done)
-        return pause
+        return pause, done
 
     def _uri(self, file: CreatedFile) -> str | None:
         """The URI under which the source reads a file; `None` if it does not read it."""

@@ -40,10 +40,11 @@ def created_files(text: str) -> list[CreatedFile]:
             for record in message["Records"]
             if record["eventName"].removeprefix("s3:").startswith("ObjectCreated:")
         ]
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def _created(body: Any, at: str, key: str) -> CreatedFile:
+    key.encode()  # JSON may have halves of characters, which no path can have
     modified = round(datetime.fromisoformat(at).timestamp() * 1000)
     return CreatedFile(str(body["bucket"]["name"]), key, int(body["object"]["size"]), modified)
