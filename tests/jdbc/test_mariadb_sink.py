@@ -335,3 +335,10 @@ def test_values_are_read_as_they_are(spark, server: DatabaseServer, tables: Tabl
     for read in (JdbcSource().open(batch).df, spark.table("users_read")):
         (row,) = read.select("id", "group", F.col("at").cast("string")).collect()
         assert tuple(row) == (1, "admins", "2024-03-31 01:30:00.123456")
+
+    tables.execute("ALTER TABLE users ADD COLUMN flags bit(12) DEFAULT 258")
+    with pytest.raises(ConnectorError, match="'flags' of jdbc users is BIT") as caught:
+        JdbcSource().open(batch)
+    custom = {**options, "customSchema": "`flags` BIGINT"}
+    assert custom["customSchema"] in (caught.value.hint or "")
+    assert JdbcSource().open(replace(batch, options=custom)).df.first()["flags"] == 258

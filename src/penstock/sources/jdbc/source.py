@@ -27,7 +27,7 @@ from penstock.sources.jdbc.options import (
     jdbc_source_options,
     spark_options,
 )
-from penstock.sources.jdbc.stream import JdbcStream, KeyRange, check_scales
+from penstock.sources.jdbc.stream import JdbcStream, KeyRange, check_columns
 
 _OFFSET = {"key", "after", "rows"}
 
@@ -45,7 +45,7 @@ class JdbcSource(Source):
         read = replace(read, options=spark_options(read.options))
         if not read.is_stream:
             rows = read.load(read.options)
-            check_scales(rows.schema, read.options, self.describe(read))
+            check_columns(rows.schema, read.options, self.describe(read))
             return OpenedSource(rows, name=self.describe(read))
         if read.schema is not None:
             raise ConnectorError(

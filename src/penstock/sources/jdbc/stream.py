@@ -74,8 +74,11 @@ class _Range:
     table: str | None = None
 
 
-def check_scales(schema: T.StructType, options: Mapping[str, str], place: str) -> None:
-    """Refuse decimals of more than 38 digits: Spark rounds them, to keep all whole digits.
+def check_columns(schema: T.StructType, options: Mapping[str, str], place: str) -> None:
+    """Refuse columns of which Spark's reader would change values.
+
+    It rounds decimals of more than 38 digits, to keep all whole digits; of MySQL's BIT(n), it joins
+    the binary digits of each byte without leading zeros.
 
     Raises:
         ConnectorError: `JDBC_OPTION_INVALID`.
@@ -85,7 +88,15 @@ def check_scales(schema: T.StructType, options: Mapping[str, str], place: str) -
     chosen = {name.lower() for name in declared.fieldNames()}
     for field in schema.fields:
         kind = field.dataType
-        if field.name.lower() in chosen or not isinstance(kind, T.DecimalType):
+        if field.name.lower() in chosen:
+            continue
+        if "binarylong" in field.metadata and isinstance(kind, T.BinaryType):
+            raise invalid(
+                f"column {field.name!r} of {place} is BIT with several bits, and Spark would "
+                "return the same bytes for different values",
+                hint=f'.option("customSchema", "{quoted(field.name)} BIGINT") reads it as a number',
+            )
+        if not isinstance(kind, T.DecimalType):
             continue
         # As the driver reports it.
         scale = int(field.metadata.get("scale", 0))
@@ -149,7 +160,7 @@ class JdbcStream:
             reader = self._spark.read.format("jdbc").options(**reader_options)
             with translated():
                 self._schema = reader.load().schema
-            check_scales(self._schema, options.reader, options.place)
+            check_columns(self._schema, options.reader, options.place)
             name, self._kind = self._key_column()
             dialect = self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options.url)
             self._key = str(dialect.quoteIdentifier(name))
