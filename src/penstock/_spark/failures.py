@@ -59,9 +59,12 @@ _ANSI = re.compile(
 )
 # A value that the type does not have, in Spark's reader of databases: before the query.
 _JDBC_VALUE = re.compile(
-    r"(?s)(?:NUMERIC_VALUE_OUT_OF_RANGE|Bad value for type \w+ :).*"
-    r"JdbcUtils\$\.\$anonfun\$makeGetter"
+    r"(?s)(?:NUMERIC_VALUE_OUT_OF_RANGE|Bad value for type \w+ :"
+    r"|COLUMN_ARRAY_ELEMENT_TYPE_MISMATCH).*JdbcUtils\$\.\$anonfun\$makeGetter"
 )
+# That reader, while it connects and between two rows; and what drivers of databases raise.
+JDBC_READER = re.compile(r"JDBCRDD|JdbcUtils\$\$anon\$1\.getNext")
+JDBC_DRIVER_FAILED = re.compile(r"(?:org\.postgresql\.util\.PSQL|java\.sql\.SQL)\w*Exception: (.+)")
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
 # The topics and offsets, behind Spark's general words.
 _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.\s+Reason:\s+(.+)")
@@ -85,7 +88,12 @@ _KAFKA_HINTS = {
     "TopicAuthorizationException": "the brokers do not permit this user to use "
     "the topic: a source needs the operations Describe and Read, a sink Describe and Write",
 }
-_MAY_PASS = ("SCHEMA_REGISTRY_UNREACHABLE", "DISK_FULL", "EXECUTOR_LOST")
+_MAY_PASS = (
+    "SCHEMA_REGISTRY_UNREACHABLE",
+    "DISK_FULL",
+    "EXECUTOR_LOST",
+    "JDBC_SOURCE_UNAVAILABLE",
+)
 _LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _MOST_CAUSES = 20
@@ -146,6 +154,17 @@ def flow_error(
         hint = (
             "this process was stopped, or could not reach the storage, for longer than "
             "`penstock.lease.duration`; the other update continues from the last commit"
+        )
+    elif (
+        not is_jdbc_value
+        and JDBC_READER.search(text)
+        and (database := JDBC_DRIVER_FAILED.search(text))
+    ):
+        condition = "JDBC_SOURCE_UNAVAILABLE"
+        message = f"the database failed{batch}: {shown(database[1])}"
+        hint = (
+            "check that the database runs at this address; nothing of the batch was written, and "
+            "it is read again"
         )
     elif "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" in text:
         condition = "EXECUTOR_LOST"

@@ -221,7 +221,12 @@ def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
 
 
 @pytest.mark.parametrize(
-    "reason", ["Bad value for type BigDecimal : NaN", "[NUMERIC_VALUE_OUT_OF_RANGE] 1e30"]
+    "reason",
+    [
+        "Bad value for type BigDecimal : NaN",
+        "[NUMERIC_VALUE_OUT_OF_RANGE] 1e30",
+        "[COLUMN_ARRAY_ELEMENT_TYPE_MISMATCH] Some values in field 1",
+    ],
 )
 def test_value_refused_by_the_jdbc_reader_needs_another_type(reason):
     getter = "org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils$.$anonfun$makeGetter$3"
@@ -229,6 +234,28 @@ def test_value_refused_by_the_jdbc_reader_needs_another_type(reason):
     assert not error.retryable
     assert "customSchema" in error.hint
     assert "try_cast" not in error.hint
+
+
+@pytest.mark.parametrize(
+    ("driver", "place"),
+    [
+        ("org.postgresql.util.PSQLException", "JDBCRDD.compute(JDBCRDD.scala:332)"),
+        (
+            "java.sql.SQLNonTransientConnectionException",
+            "JdbcUtils$$anon$1.getNext(JdbcUtils.scala:1)",
+        ),
+    ],
+)
+def test_database_that_fails_while_spark_reads_it_is_named_and_asked_again(driver, place):
+    text = (
+        f"SparkException: aborted\n{driver}: Connection to db:5432 refused\n"
+        f"\tat org.apache.spark.sql.execution.datasources.jdbc.{place}\n"
+        "Caused by: java.net.ConnectException: Connection refused"
+    )
+    error = flow_error(text, FLOW, batch_id=3)
+    assert error.condition == "JDBC_SOURCE_UNAVAILABLE"
+    assert error.retryable
+    assert "Connection to db:5432 refused" in error.message
 
 
 @pytest.mark.parametrize("condition", ["CAST_OVERFLOW_IN_TABLE_INSERT", "STREAM_FAILED"])

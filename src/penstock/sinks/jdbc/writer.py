@@ -15,7 +15,6 @@ fence table, in one transaction, and drops the staging table.
 """
 
 import hashlib
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from pyspark.sql import types as T
 
 from penstock._model.sql_text import quoted
 from penstock._observe.masking import shown
-from penstock._spark.failures import full_text
+from penstock._spark.failures import JDBC_DRIVER_FAILED, JDBC_READER, full_text
 from penstock._tables.kill_points import is_switched_off, kill_point
 from penstock.errors import CheckpointError, ConnectorError, FlowError
 from penstock.sinks.base import (
@@ -49,8 +48,6 @@ _JSON = {
     "timeZone": "UTC",
     "ignoreNullFields": "false",
 }
-# Exceptions of the drivers in the failure of a task.
-_DRIVER_FAILED = re.compile(r"(?:org\.postgresql\.util\.PSQL|java\.sql\.SQL)\w*Exception: (.+)")
 _NUL, _REPLACEMENT = "\0", "\N{REPLACEMENT CHARACTER}"
 
 
@@ -250,9 +247,9 @@ class JdbcSinkWriter(BatchSink):
             for values in self._dialect.unstorable:
                 if values.message.search(text):
                     raise self._unstorable(values, df, batch_id) from error
-            failure = _DRIVER_FAILED.search(text)
+            failure = JDBC_DRIVER_FAILED.search(text)
             # In the same tasks, Spark's reader may have failed.
-            if failure is not None and "JDBCRDD" not in text:
+            if failure is not None and JDBC_READER.search(text) is None:
                 raise DatabaseError("", shown(failure[1])) from error
             raise
 
