@@ -188,6 +188,9 @@ def test_upserts_compare_keys_as_the_table_does(spark, server: DatabaseServer, t
     with pytest.raises(FlowError, match=r"same who, such as who = \w: their order is not defined"):
         plain.write(pairs(("b", 3), ("B", 4)), 1)
     assert plain.write(pairs(("B", 5)), 1).rows == 1
+    tables.execute("CREATE UNIQUE INDEX added ON plain (n)")
+    with pytest.raises(ConnectorError, match="another unique index, added"):
+        plain.write(pairs(("d", 5)), 2)
     assert tables.query("SELECT n FROM plain ORDER BY who") == [("1",), ("5",)]
 
     created = writer(spark, server, "keys_alone", mode="upsert", keys="who, n")
@@ -263,7 +266,7 @@ def test_table_without_exactly_once_writes_is_refused_before_the_start(
     spark, server: DatabaseServer, tables: Tables
 ):
     tables.script(
-        "CREATE TABLE narrow (id smallint, amounts int, made datetime(6) NOT NULL, "
+        "CREATE TABLE narrow (id smallint, Amounts int, made datetime(6) NOT NULL, "
         "total decimal(5, 2) AS (1) STORED, at datetime);\n"
         "CREATE TABLE loose (id bigint) ENGINE=MyISAM;\nCREATE VIEW seen AS SELECT 1 AS id;\n"
         "CREATE TABLE mail (id bigint PRIMARY KEY, address varchar(9) UNIQUE);\n"
@@ -276,7 +279,7 @@ def test_table_without_exactly_once_writes_is_refused_before_the_start(
         writer(spark, server, "narrow").start(schema)
     for problem in (
         "column id: bigint does not fit into smallint(6)",
-        "no column amount (did you mean amounts?)",
+        "no column amount (did you mean Amounts?)",
         "column total: the table computes it",
         "column at: timestamp does not fit into datetime",
         "column made is NOT NULL without a default",

@@ -224,7 +224,7 @@ class Dialect(ABC):
             alike = folded.get(field.name.lower(), [])
             target = exact.get(field.name) or (alike[0] if len(alike) == 1 else None)
             if target is None:
-                near = nearest(field.name, folded)
+                near = nearest(field.name, exact)
                 also = f" (did you mean {near}?)" if near else ""
                 problems.append(f"the table has no column {field.name}{also}")
                 continue

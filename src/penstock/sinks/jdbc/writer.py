@@ -306,6 +306,10 @@ class JdbcSinkWriter(BatchSink):
                 if duplicate:
                     raise self._duplicate_key(duplicate, batch_id)
             database.execute(self._dialect.move_rows(staging, self._columns, options, attempts))
+            if is_silent:
+                # Indexes decide which rows are equal, and may have changed since the start; now the
+                # transaction locks them.
+                self._check_keys(database)
         database.execute(
             f"UPDATE {self._options.fence} SET last_batch = ?, last_rows = ?, "
             "updated_at = now() WHERE pipeline = ? AND flow = ? AND target = ?",
