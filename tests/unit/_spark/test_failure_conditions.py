@@ -246,7 +246,7 @@ def test_value_refused_by_the_jdbc_reader_needs_another_type(reason):
         ),
     ],
 )
-def test_database_that_fails_while_spark_reads_it_is_named_and_asked_again(driver, place):
+def test_failure_of_a_database_in_the_jdbc_reader_is_retryable_with_its_message(driver, place):
     text = (
         f"SparkException: aborted\n{driver}: Connection to db:5432 refused\n"
         f"\tat org.apache.spark.sql.execution.datasources.jdbc.{place}\n"
