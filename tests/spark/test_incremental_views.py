@@ -201,6 +201,17 @@ def test_the_sources_of_recursive_queries_have_versions(spark, tmp_path):
     assert query_text(first) == query_text(second)
 
 
+def test_rows_of_two_versions_of_a_table_are_those_of_neither(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    for _ in range(2):
+        spark.range(1).write.format("delta").mode("append").save(f"{tmp_path}/t")
+    queries = [f"FROM {table} NATURAL JOIN {table} {version}" for version in ("VERSION AS OF 0", "")]
+    both, newest = (batch_sources(spark.sql(f"SELECT id {query}")) for query in queries)
+    # Else a view would not change with its query: the text has no versions.
+    assert (both.versions, both.unversioned) == ({}, "it reads two versions of a table")
+    assert list(newest.versions.values()) == ["1"]
+
+
 def test_the_text_of_a_query_changes_with_the_columns_that_it_reads(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"
     spark.sql(f"CREATE TABLE {table} (a INT, b INT) USING delta")

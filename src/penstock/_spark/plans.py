@@ -322,6 +322,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
     versions: dict[str, str] = {}
     table_ids: dict[str, str] = {}
     paths: list[str] = []
+    mixed: set[str] = set()
     unversioned: str | None = None
     text = query_text(df)
     needs_files = "Sample " in text
@@ -343,6 +344,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
             # Further columns are those of `_metadata`.
             needs_files |= leaf.output().size() > leaf.relation().schema().size()
             if versions.setdefault(path, version) != version:
+                mixed.add(path)
                 unversioned = unversioned or "it reads two versions of a table"
         else:
             if index == "CatalogFileIndex":  # of a table with partitions in Spark's catalog
@@ -351,6 +353,8 @@ def batch_sources(df: DataFrame) -> BatchSources:
             for file in iterate(location.allFiles()):
                 path = str(file.getPath().toString())
                 versions[path] = f"{file.getLen()}@{file.getModificationTime()}"
+    for path in mixed:  # the rows are those of neither version
+        del versions[path]
     return BatchSources(versions, table_ids, tuple(paths), unversioned, needs_files)
 
 
