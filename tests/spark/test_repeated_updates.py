@@ -321,6 +321,9 @@ def test_constants_are_part_of_the_query_text(spark):
         assert text(query.format(1)) != text(query.format(2))
     lag = "SELECT lag(id) {} NULLS OVER (ORDER BY id) AS x FROM range(1)"
     assert text(lag.format("IGNORE")) != text(lag.format("RESPECT"))
+    total = "SELECT {} AS x FROM range(1)"
+    assert text(total.format("try_add(id, 1)")) != text(total.format("id + 1"))
+    assert text(total.format("try_add(id, 1)")) == text(total.format("try_add(1, id)"))
 
 
 def test_legacy_settings_change_the_result_of_a_query(spark):

@@ -14,6 +14,7 @@ import java.util.stream.IntStream;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
+import org.apache.spark.sql.catalyst.expressions.BinaryArithmetic;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.CommutativeExpression;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
@@ -225,6 +226,11 @@ public final class PlanText {
       return Literal.create(node + " IGNORE NULLS", DataTypes.StringType);
     }
     List<Expression> parts = new ArrayList<>(PlanParts.list(node.children()));
+    if (node instanceof BinaryArithmetic operator && operator.evalMode().equals(EvalMode.TRY())) {
+      // `try_add(a, b)` has the text of `a + b`.
+      parts.replaceAll(part -> Literal.create("try " + part, DataTypes.StringType));
+      node = node.withNewChildren(PlanParts.seq(parts));
+    }
     if (node instanceof CommutativeExpression
         || node instanceof MultiCommutativeOp
         || node instanceof EqualTo
