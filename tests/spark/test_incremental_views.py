@@ -205,8 +205,9 @@ def test_rows_of_two_versions_of_a_table_are_those_of_neither(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"
     for _ in range(2):
         spark.range(1).write.format("delta").mode("append").save(f"{tmp_path}/t")
-    queries = [f"FROM {table} NATURAL JOIN {table} {version}" for version in ("VERSION AS OF 0", "")]
-    both, newest = (batch_sources(spark.sql(f"SELECT id {query}")) for query in queries)
+    query = f"SELECT id FROM {table} NATURAL JOIN {table}"
+    both = batch_sources(spark.sql(f"{query} VERSION AS OF 0"))
+    newest = batch_sources(spark.sql(query))
     # Else a view would not change with its query: the text has no versions.
     assert (both.versions, both.unversioned) == ({}, "it reads two versions of a table")
     assert list(newest.versions.values()) == ["1"]

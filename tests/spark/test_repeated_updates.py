@@ -326,15 +326,24 @@ def test_constants_are_part_of_the_query_text(spark):
     assert text(total.format("try_add(id, 1)")) == text(total.format("try_add(1, id)"))
 
 
-def test_legacy_settings_change_the_result_of_a_query(spark):
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.sql.legacy.timeParserPolicy", "LEGACY"),
+        ("spark.sql.jsonGenerator.ignoreNullFields", "false"),
+        ("spark.sql.decimalOperations.allowPrecisionLoss", "false"),
+        ("spark.sql.mapKeyDedupPolicy", "LAST_WIN"),
+    ],
+)
+def test_settings_that_change_the_result_of_a_query(spark, key, value):
     before = result_confs(spark.range(1))
-    assert all("legacy" not in line for line in before)
-    spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    assert len(before) == 2
+    spark.conf.set(key, value)
     try:
         after = result_confs(spark.range(1))
     finally:
-        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
-    assert after == [*before, "spark.sql.legacy.timeParserPolicy=LEGACY"]
+        spark.conf.unset(key)
+    assert after == [*before, f"{key}={value}"]
 
 
 def test_operands_are_ordered_by_their_text_and_not_by_hash_codes(spark):

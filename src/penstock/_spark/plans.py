@@ -49,8 +49,12 @@ _WITHOUT_FILES = {
 WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
 _CONSTANT = re.compile(r"'[^']*'|\b\d+")
 _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
-# Substituted parameters are in the plan.
-_LEGACY_CONF = re.compile(r"^(spark\.sql\.legacy\.(?!parameterSubstitution\b)\S+) -> ", re.M)
+# If they are set. Substituted parameters are in the plan.
+_OTHER_CONFS = re.compile(
+    r"^(spark\.sql\.(?:legacy\.(?!parameterSubstitution\b)|decimalOperations\.|jsonGenerator\."
+    r"|mapKeyDedupPolicy)\S*) -> ",
+    re.M,
+)
 # Folder and columns: a new column of an upstream table changes no query that does not read it.
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
@@ -291,8 +295,8 @@ def result_confs(df: DataFrame) -> list[str]:
     """Settings that change the rows of a query: rows of other values must not be mixed."""
     conf: Any = df.sparkSession.conf
     # In one call: `getAll` of Python makes several for each setting.
-    legacy = sorted(_LEGACY_CONF.findall(conf._jconf.getAll().mkString("\n")))
-    return [f"{key}={conf.get(key)}" for key in (*_RESULT_CONFS, *legacy)]
+    others = sorted(_OTHER_CONFS.findall(conf._jconf.getAll().mkString("\n")))
+    return [f"{key}={conf.get(key)}" for key in (*_RESULT_CONFS, *others)]
 
 
 def fingerprint(text: str, *more: str) -> str:
