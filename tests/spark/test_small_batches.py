@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from writer_harness import Harness, rule
 
+from penstock._execution.storage_lease import StorageLease
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import iterate
 from penstock._tables.write import kept
@@ -294,6 +295,20 @@ def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     assert written == [version for version in (due, due + 50) if version <= 76]
     # Delta computes the state of the table in the commit for which a checkpoint is due.
     assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("commits")) == []
+
+
+def test_takeover_of_a_lease_does_not_compute_the_state_of_tables(
+    spark: SparkSession, harness: Harness
+) -> None:
+    harness.prepare(spark.range(1))
+    delta, path = DeltaJvm(spark), harness.target.path
+    version, tracker = delta.version(path), spark.sparkContext.statusTracker()
+    lease = StorageLease(spark, str(harness.target.path), {}, 1.0, is_borrowed=True)
+    lease._tables = {path}
+    before = set(tracker.getJobIdsForGroup())
+    lease._fence()
+    assert delta.version(path) == version + 1
+    assert set(tracker.getJobIdsForGroup()) == before
 
 
 def test_checkpoints_have_the_files_of_their_version(spark: SparkSession, harness: Harness) -> None:

@@ -217,8 +217,8 @@ class StorageLease:
     def _fence(self) -> None:
         """Commit to every table that the driver before may write."""
         delta = DeltaJvm(self._spark)
-        operations = delta.jvm.org.apache.spark.sql.delta
-        operation = getattr(getattr(operations, "DeltaOperations$ManualUpdate$"), "MODULE$")
+        # After its `ManualUpdate`, Delta computes the state of the table.
+        operation = delta.streaming_operation(self._folder, self._term, "{}", complete=False)
 
         def commit(path: str) -> None:
             transaction = delta.begin(path)
