@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,7 +11,7 @@ from penstock._tables.commits import actions_of
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import commit_lines
 from penstock._tables.layout import TableRef
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SetupError
 
 pytestmark = [pytest.mark.spark]
 
@@ -118,6 +119,19 @@ def test_version_with_deleted_files_is_refused(table: Table, spark: Any) -> None
     with pytest.raises(PlanError, match="RESTORE_NOT_POSSIBLE"):
         restore_rows(spark, table.ref, version)
     assert table.version == newest
+
+
+def test_storage_that_does_not_answer_is_not_taken_for_deleted_files(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: Any = OSError("An error occurred while calling o1.commit")
+    error.java_exception = Mock()
+    error.java_exception.toString.return_value = (
+        "SdkClientException: Unable to execute HTTP request: Connection refused"
+    )
+    monkeypatch.setattr(DeltaJvm, "restore", Mock(side_effect=error))
+    with pytest.raises(SetupError, match="STORAGE_NOT_READABLE"):
+        restore_rows(spark, TableRef("/none", "rows"), 1)
 
 
 def test_restore_fails_when_another_writer_commits(

@@ -33,6 +33,7 @@ from penstock._repair.copied_checkpoint import copy_checkpoint
 from penstock._repair.journal import Journal, recording
 from penstock._repair.savepoint import take_savepoint, unread_versions
 from penstock._repair.shadow import restore_rows
+from penstock._spark.failures import command_error
 from penstock._tables.commits import CommitResult, actions_of
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles
@@ -43,7 +44,7 @@ from penstock._tables.read.log_scan import file_identity
 from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock._tables.write.table_spec import OWNER
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SetupError
 from penstock.sources.files.opening import LISTED, LISTED_KEYS
 
 _THREADS = 16
@@ -177,6 +178,9 @@ class _Run:
         try:
             self._delta.snapshot_at(table.path, table.version)
         except Exception as error:
+            known = command_error(error, f"restore of {table.name}")
+            if isinstance(known, SetupError):
+                raise known from error
             reason = "its log was cleaned up (delta.logRetentionDuration)"
             raise _impossible(table, reason) from error
         uris = list(self._locations(table.path, self._removed_files(table, newest)))

@@ -23,6 +23,7 @@ from penstock._model.flow import OutputMode
 from penstock._model.sql_text import delta_table
 from penstock._observe.events import Event, EventOrigin, FlowProgress, PlanWarning, SourceRowsLost
 from penstock._plan.steps import PrepareTable, StartFlow
+from penstock._spark.failures import command_error
 from penstock._spark.session import jvm_watch
 from penstock._tables.commits import CommitResult
 from penstock._tables.delta_log import DeltaJvm, TableMetadata
@@ -31,7 +32,7 @@ from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock._tables.write.prepare import prepare_table
 from penstock._tables.write.table_spec import TableSpec, read_version
-from penstock.errors import PenstockError, PlanError
+from penstock.errors import PenstockError, PlanError, SetupError
 
 _POLL_SECONDS = 0.5
 
@@ -208,6 +209,9 @@ def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
             return
         spark.sql(f"RESTORE TABLE {delta_table(table.path)} TO VERSION AS OF {version}").collect()
     except Exception as error:
+        known = command_error(error, f"restore of {table.name}")
+        if isinstance(known, SetupError):
+            raise known from error
         raise PlanError(
             "RESTORE_NOT_POSSIBLE",
             f"{table.name} cannot be restored to version {version}: {first_line(error)}",

@@ -72,6 +72,11 @@ _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
 # S3 answers so to credentials that are wrong or expired, or lack a permission.
 _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
+# As Hadoop reports a store that cannot be reached, or refuses requests for a while.
+_STORE_FAILED = re.compile(
+    r"\(Service: S3, Status Code: 5\d\d\b|SdkClientException: Unable to execute HTTP request"
+    r"|\bAbfsRestOperationException\b|\bGoogleJsonResponseException\b"
+)
 _PERMISSION = re.compile(
     r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)"
     r"|Mkdirs failed to create"
@@ -95,6 +100,10 @@ _MAY_PASS = (
     "JDBC_SOURCE_UNAVAILABLE",
 )
 _LEASE_LOST = re.compile(r"LEASE_LOST (\{.*\})")
+_LEASE_HINT = (
+    "this process was stopped, or could not reach the storage, for longer than "
+    "`penstock.lease.duration`"
+)
 _REAL_TIME = re.compile(r"\[STREAMING_REAL_TIME_MODE\.(\w+)\]")
 _MOST_CAUSES = 20
 
@@ -151,10 +160,7 @@ def flow_error(
         )
     elif lost := _LEASE_LOST.search(text):
         condition, message = "LEASE_LOST", f"another update has taken over{batch}{_holder(lost[1])}"
-        hint = (
-            "this process was stopped, or could not reach the storage, for longer than "
-            "`penstock.lease.duration`; the other update continues from the last commit"
-        )
+        hint = f"{_LEASE_HINT}; the other update continues from the last commit"
     elif (
         not is_jdbc_value
         and JDBC_READER.search(text)
@@ -163,8 +169,8 @@ def flow_error(
         condition = "JDBC_SOURCE_UNAVAILABLE"
         message = f"the database failed{batch}: {shown(database[1])}"
         hint = (
-            "check that the database runs at this address; nothing of the batch was written, and "
-            "it is read again"
+            "check that the database runs, and that its table and its user still exist; nothing "
+            "of the batch was written, and it is read again"
         )
     elif "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" in text:
         condition = "EXECUTOR_LOST"
@@ -276,9 +282,15 @@ def command_error(error: Exception, command: str) -> PenstockError | None:
             f"{disk[0].lower()}{_on_file_system(text)} while running {command}",
             hint="free some space (or make it writable), and run the command again",
         )
+    if lost := _LEASE_LOST.search(text):
+        message = f"another update has taken over during the {command}{_holder(lost[1])}"
+        return SetupError("LEASE_LOST", message, hint=f"{_LEASE_HINT}; run the command again")
     message = f"the {command} failed: {cause(text)}"
     if hint := permission_hint(text):
         return SetupError("PERMISSION_DENIED", message, hint=hint)
+    if _STORE_FAILED.search(text):
+        hint = "the object store does not answer, or is overloaded: run the command again later"
+        return SetupError("STORAGE_NOT_READABLE", message, hint=hint)
     return InternalError("UNEXPECTED_ERROR", message)
 
 

@@ -161,6 +161,16 @@ def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
             "the replay failed: Mkdirs failed to create file:/s/state",
         ),
         ("Stream closed", "UNEXPECTED_ERROR", "the replay failed: Stream closed"),
+        (
+            "Reduce your rate (Service: S3, Status Code: 503, Request ID: null)",
+            "STORAGE_NOT_READABLE",
+            "the replay failed: Reduce your rate (Service: S3, Status Code: 503, Request ID: null)",
+        ),
+        (
+            'LEASE_LOST {"pid": 7, "host": "b", "since": "12:00"}',
+            "LEASE_LOST",
+            "another update has taken over during the replay: process 7 on b, since 12:00",
+        ),
     ],
 )
 def test_error_of_the_jvm_in_a_command_is_read_before_the_jvm_ends(
