@@ -63,6 +63,6 @@ def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str
     body["is_alive"] = is_holder and not body["has_ended"]
     if not (body["is_alive"] or body["has_ended"]) and body["started"]:
         last, started = map(datetime.fromisoformat, (body["last_event"], body["started"]))
-        body["seconds"] = round((last - started).total_seconds(), 3)
+        body["seconds"] = max(0.0, round((last - started).total_seconds(), 3))
     body["process_id"] = holder.get("pid") if is_holder else None
     return body

@@ -40,7 +40,7 @@ class _Flow:
     def is_due(self, now: datetime) -> bool:
         if self.shown is None:
             return False
-        return (now - self.shown).total_seconds() >= _PROGRESS_SECONDS
+        return abs((now - self.shown).total_seconds()) >= _PROGRESS_SECONDS
 
 
 class LinePrinter:

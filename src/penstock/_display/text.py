@@ -45,7 +45,7 @@ def seconds(duration: float | None) -> str:
     if duration is None:
         return "-"
     if duration < 0.995:
-        return f"{duration:.2f}s"
+        return f"{max(0.0, duration):.2f}s"
     if duration < 59.95:
         return f"{duration:.1f}s"
     whole = round(duration)

@@ -110,6 +110,7 @@ class AlertBook:
     def tick(self, now: datetime) -> list[AlertProgress]:
         """Evaluate alerts that depend on time; returns the notifications to send."""
         for flow, since in self._running.items():
+            self._running[flow] = since = min(since, now)  # the clock may have been set back
             for rule in self._of(AlertKind.NO_PROGRESS, flow):
                 waited = (now - since).total_seconds()
                 if waited <= rule.threshold:
@@ -193,7 +194,7 @@ class AlertBook:
             )
             self._compare(AlertKind.WATERMARK, flow, stood, text)
         if any(source.get("numInputRows") for source in progress.get("sources") or ()):
-            known.first, known.last = known.first or at, at
+            known.first, known.last = min(known.first or at, at), at
 
     def _schema(self, dataset: str, schema: str) -> None:
         before = self._schemas.get(dataset)
@@ -268,7 +269,8 @@ class AlertBook:
         if not state.is_firing:
             return state.is_notified  # at once
         waited = None if state.notified_at is None else (now - state.notified_at).total_seconds()
-        return waited is None or waited >= self._repeat_seconds
+        # Negative after the clock was set back, which must not hold an alert until it caught up.
+        return waited is None or abs(waited) >= self._repeat_seconds
 
     def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> AlertProgress:
         suppressed = max(0, state.suppressed - 1)

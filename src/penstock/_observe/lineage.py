@@ -232,7 +232,7 @@ class LineageFold:
 
     def _is_due(self, flow: _Flow, now: datetime) -> bool:
         reported = flow.sent_at
-        return reported is None or (now - reported).total_seconds() >= self._running_seconds
+        return reported is None or abs((now - reported).total_seconds()) >= self._running_seconds
 
     # -- OpenLineage's objects -----------------------------------------------------------------
 

@@ -166,7 +166,7 @@ def _dataset_view(dataset: ObservedDataset, display: str, now: datetime) -> Data
 
 def _rows_per_second(flow: ObservedFlow, now: datetime) -> float | None:
     last = flow.last_batch_at
-    is_fresh = last is not None and (now - last).total_seconds() <= _RATE_AGE_SECONDS
+    is_fresh = last is not None and abs((now - last).total_seconds()) <= _RATE_AGE_SECONDS
     spent_ms = sum(milliseconds for _, milliseconds in flow.recent)
     if not spent_ms or not (is_fresh or flow.state in ENDED):
         return None

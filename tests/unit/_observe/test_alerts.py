@@ -200,6 +200,22 @@ def test_notifications_are_limited_when_a_state_lasts_or_flaps():
     ]
 
 
+def test_alerts_do_not_wait_for_a_clock_that_was_set_back():
+    hour, running = 3600, flow_progress(FLOW, FlowStatus.RUNNING, "")
+    alert_book = book(AlertKind.BACKLOG, 100, repeat=60)
+    levels = [backlog(hour, 500), backlog(hour + 1, 1), backlog(0, 500), backlog(1, 500)]
+    states = [state for _, state, _, _ in notices_of(alert_book, *levels)]
+    assert states == ["firing", "resolved", "firing"]
+    alert_book = book(AlertKind.NO_PROGRESS, 30)
+    assert notices_of(alert_book, at(hour, running)) == []
+    assert alert_book.tick(START) == []
+    assert len(alert_book.tick(START + timedelta(seconds=31))) == 1
+    alert_book, watermark = book(AlertKind.WATERMARK, 30), "2026-03-04T09:00:00.000Z"
+    seconds = (hour, hour, 0, 31, 32)
+    events = [stream(second, watermark, 1) for second in seconds]
+    assert [state for _, state, _, _ in notices_of(alert_book, *events)] == ["firing"]
+
+
 def test_failure_rate_is_computed_over_the_last_batches():
     alert_book = book(AlertKind.FAILURE_RATE, 0.1, dataset="silver", batches=2, min_rows=50)
     assert notices_of(alert_book, counts(0, 0, 10)) == []  # too few rows
