@@ -83,7 +83,7 @@ def _row(settings: "PipelineSettings") -> dict[str, Any]:
         "update_id": status.get("update_id"),
         "state": status.get("state"),
         "seconds": status.get("seconds"),
-        "rows": sum(flow["rows"] for flow in flows),
+        "rows": sum(flow["rows"] or 0 for flow in flows),
         "quarantined": sum(flow["quarantined"] for flow in flows),
         "error": error and error["condition"],
     }

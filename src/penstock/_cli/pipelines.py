@@ -69,7 +69,7 @@ def _row(settings: "PipelineSettings") -> dict[str, Any] | None:
         "failed_flows": failed_flows(status),
         "since": status["since"],
         "seconds": status["seconds"],
-        "rows": sum(flow["rows"] for flow in status["flows"]),
+        "rows": sum(flow["rows"] or 0 for flow in status["flows"]),
         "is_alive": status["is_alive"],
         "host": status["host"] if status["is_alive"] else None,
         "process_id": status["process_id"] if status["is_alive"] else None,

@@ -222,6 +222,19 @@ def test_a_running_update_with_a_failed_flow_is_not_listed_as_healthy(
         assert "pipeline shop: RUNNING, 1 flow failed since" in capsys.readouterr().out
 
 
+def test_a_pipeline_with_a_sink_that_counts_no_rows_is_listed(
+    project: Path, capsys: pytest.CaptureFixture[str]
+):
+    log = EventLog(project / "events")
+    for flow, written in (("a", 3), ("to_audit", None)):
+        origin = EventOrigin(pipeline_name="shop", update_id="9f", flow_name=flow, sink_name=flow)
+        metrics = FlowMetrics(num_input_rows=3, num_output_rows=written)
+        log(flow_progress(origin, FlowStatus.RUNNING, "", metrics=metrics))
+    log.close()
+    assert main(["list", "--output", "json"]) == 0
+    assert [row["rows"] for row in json.loads(capsys.readouterr().out)] == [3]
+
+
 @pytest.mark.parametrize(("columns", "shown"), [("80", "4bf287ac"), ("110", "4bf287ac8a1b4b94")])
 def test_ids_are_shortened_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns, shown):
     monkeypatch.setenv("COLUMNS", columns)
