@@ -117,7 +117,7 @@ def clean(
     now: float,
     stop: threading.Event | None = None,
 ) -> None:
-    """Delete events older than their retention; roll up those that are old or too large.
+    """Delete events and logs of Spark older than their retention; roll up what is old or large.
 
     `own` is the id of the running update, which is not changed; set `stop` to end early.
     """
@@ -126,13 +126,18 @@ def clean(
     for leftover in directory.glob(".*.draft"):
         leftover.unlink(missing_ok=True)
     is_old = settings.keep_days is not None
+    oldest = now - (settings.keep_days or 0) * _DAY
+    for log in (directory.parent / "logs").glob("*.log") if is_old else ():
+        with contextlib.suppress(FileNotFoundError):
+            if log.stat().st_mtime < oldest:
+                log.unlink()
     for update in updates(directory):
         if stop.is_set():
             return
         if update.update_id == own:
             continue
         # Only while all earlier updates are old as well.
-        is_old = is_old and _modified(update) < now - (settings.keep_days or 0) * _DAY
+        is_old = is_old and _modified(update) < oldest
         if is_old:
             with contextlib.suppress(Stopped):
                 _remove(update, Pace(stop))
