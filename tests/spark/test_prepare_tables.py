@@ -122,13 +122,16 @@ def test_change_is_refused_with_a_hint_when_rows_would_be_lost(
 
 def test_clustered_table_is_created_and_altered(spark: SparkSession, tmp_path: Path) -> None:
     ref = TableRef((tmp_path / "t").as_uri(), "t")  # as in a pipeline
-    schema = parse_schema(spark, "s STRUCT<x: BIGINT>, `b``c` BIGINT")
+    schema = parse_schema(spark, "s STRUCT<x: BIGINT>, `b``c` BIGINT, `d.e` BIGINT")
     escaped = TableSpec(schema=schema, cluster_by=("b`c",))
     assert prepare_table(spark, ref, escaped).cluster_by == ("b`c",)
     assert prepare_table(spark, ref, escaped).version == 0
     changed = prepare_table(spark, ref, TableSpec(schema=schema, cluster_by=("s.x",)))
     assert changed.cluster_by == ("s.x",)
     assert prepare_table(spark, ref, escaped).cluster_by == ("b`c",)
+    dotted = TableSpec(schema=schema, cluster_by=("d.e",))
+    assert prepare_table(spark, ref, dotted).cluster_by == ("d.e",)
+    assert prepare_table(spark, table(tmp_path, "new"), dotted).cluster_by == ("d.e",)
 
 
 def test_state_is_none_when_there_is_no_table(spark: SparkSession, tmp_path: Path) -> None:

@@ -578,6 +578,8 @@ def test_failures_of_the_jvm_are_errors_of_the_query(world: World, spark: SparkS
     wrong = {
         lambda: spark.range(1).select(from_avro(payload, "{bad")): "Unexpected character",
         lambda: spark.read.format("absent").load(): "find the data source: absent",
+        lambda: spark.read.option("pathGlobFilter", "[a").text("."): "Illegal file pattern",
+        lambda: spark.readStream.json("."): "Schema must be specified",
     }
     hints = []
     for function, message in wrong.items():
@@ -585,7 +587,9 @@ def test_failures_of_the_jvm_are_errors_of_the_query(world: World, spark: SparkS
             world.evaluate(function)
         assert error.value.condition == "QUERY_INVALID"
         hints.append(error.value.hint or "")
-    assert ["spark.jars" in hint for hint in hints] == [False, True]
+    assert ["spark.jars" in hint for hint in hints] == [False, True, False, False]
+    assert "option pathGlobFilter" in hints[2]
+    assert "which infers them" in hints[3]
 
 
 def test_ansi_mode_is_off_only_for_the_query_that_needs_it(world: World, spark: SparkSession):

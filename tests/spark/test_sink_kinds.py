@@ -225,6 +225,10 @@ def to_unknown():
         ("json", "./data/", "rows()"),
         ("json", "data/./out", "stream('data')"),
         ("json", "data/", "rows('d{ata,iff}')"),
+        (
+            *("json", "data/new"),
+            "spark.readStream.schema(ROWS).option('recursiveFileLookup', True).json('data')",
+        ),
         ("delta", "data", "spark.readStream.format('delta').load('data')"),
     ],
 )

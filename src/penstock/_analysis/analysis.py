@@ -279,7 +279,7 @@ class Analysis:
         if key not in self._source.schemas:  # a table without flow: reported by the index
             raise DefinitionError(
                 "DATASET_WITHOUT_FLOW",
-                f"nothing writes to streaming table {self.index.display(key)!r}",
+                f"no flow writes to streaming table {self.index.display(key)!r}",
                 origin=upstream.declared.origin,
                 hint=f'add a flow: @append_flow(target="{upstream.declared.name}")',
             )

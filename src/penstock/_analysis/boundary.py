@@ -23,7 +23,15 @@ from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
 
-_NO_JAR = re.compile(r"DATA_SOURCE_NOT_FOUND|No suitable driver|ClassNotFoundException")
+_HINTS = {
+    "DATA_SOURCE_NOT_FOUND|No suitable driver|ClassNotFoundException": "if its name is right, add "
+    "the jar of the connector or JDBC driver with the setting spark.jars; for JDBC, also set "
+    "option `driver`",
+    "Illegal file pattern": "correct the wildcards of the path, or of option pathGlobFilter: `[` "
+    "needs a `]`, and `{` a `}`; a backslash before them makes them plain characters",
+    "Schema must be specified when creating a streaming source": "declare its columns with "
+    '.schema("id BIGINT, ..."), or use .format("cloudFiles"), which infers them',
+}
 
 
 class DatasetNotReadyError(BaseException):
@@ -144,10 +152,7 @@ def query_error(
             "QUERY_INVALID",
             f"{flow!r}: {text}",
             origin=origin,
-            hint="if its name is right, add the jar of the connector or JDBC driver with the "
-            "setting spark.jars; for JDBC, also set option `driver`"
-            if _NO_JAR.search(text)
-            else None,
+            hint=next((hint for sign, hint in _HINTS.items() if re.search(sign, text)), None),
         )
     return UserCodeError(
         "QUERY_FUNCTION_RAISED",

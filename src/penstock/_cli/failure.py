@@ -1,5 +1,6 @@
 """Reports exceptions as text on stderr and an exit code."""
 
+import re
 import sys
 import tempfile
 import traceback
@@ -14,6 +15,8 @@ from penstock._display.terminal import Output, silence
 from penstock._model.exception_text import first_line
 from penstock._runtime.boundary import refused_by_system
 from penstock.errors import DefinitionErrors, InternalError, PenstockError
+
+_INVALID = re.compile(r"Input should be (.+?)(?:, unable to parse .*)?$")
 
 
 def report(error: BaseException, *, debug: bool) -> int:
@@ -40,6 +43,8 @@ def report(error: BaseException, *, debug: bool) -> int:
                 _ask_for_report(error, output)
             return error.exit_code
         case TyperException():  # the root of usage errors, whose own classes are not public
+            # Pydantic's text about the value of an option.
+            error.message = _INVALID.sub(r"it must be \1", error.message)
             show = getattr(error, "show", None)  # with the usage line of the command
             if show is not None:
                 show()

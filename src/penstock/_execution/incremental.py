@@ -18,7 +18,13 @@ from penstock._graph.dataflow import DatasetNode, FlowNode
 from penstock._model.quantity import plural
 from penstock._model.sql_text import quoted
 from penstock._spark import plans
-from penstock._spark.failures import cause, full_text, is_refused_by_ansi, java_causes
+from penstock._spark.failures import (
+    LOST_FILE,
+    cause,
+    full_text,
+    is_refused_by_ansi,
+    java_causes,
+)
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.jvm import iterate
 from penstock._tables.write.keyed import MOST_KEYS
@@ -226,6 +232,8 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
         if known and known[1] == "no source changed":
             raise SourcesUnchangedError from error
         reason = known[1] if known else f"the incremental refresh failed: {cause(text)}"
+        if LOST_FILE.search(text):
+            reason = "files of the versions since its last refresh do not exist any more (VACUUM)"
     else:
         return
     check_policy(dataset, reason)

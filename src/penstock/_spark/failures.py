@@ -50,7 +50,7 @@ _DISK_PATH = re.compile(
     r"""['"]?((?:file:)?/[^\s'":()]+)['"]?:? ?\((?:No space|Disk quota|Read-only)"""
     r"""|(?:device|exceeded|system): ['"]([^'"]+)['"]"""
 )
-_LOST_FILE = re.compile(r"FileNotFoundException: .*does not exist|FILE_NOT_EXIST\b")
+LOST_FILE = re.compile(r"FileNotFoundException: .*does not exist|FILE_NOT_EXIST\b")
 # Errors of ANSI mode at run time; without it the result is NULL, or overflows.
 _ANSI = re.compile(
     r"\b(?:CAST_INVALID_INPUT|CAST_OVERFLOW|(?:INTERVAL_)?DIVIDED?_BY_ZERO|REMAINDER_BY_ZERO"
@@ -234,7 +234,7 @@ def flow_error(
                 "Spark's memory is used up: raise `spark.driver.memory`, on a cluster also "
                 "`spark.executor.memory`, or limit what a batch reads, as with maxFilesPerTrigger"
             )
-        elif _LOST_FILE.search(text):
+        elif LOST_FILE.search(text):
             hint = (
                 "if the file was moved, or its storage is not mounted, put it back; if it is lost, "
                 "restore the table that it belongs to from a copy, or write it again"

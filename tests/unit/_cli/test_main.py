@@ -113,6 +113,11 @@ def test_every_command_has_help(command: str) -> None:
         ),
         (SetupError("NO_JAVA", "no Java"), 3, "Error: [NO_JAVA] no Java\n"),
         (typer.BadParameter("no"), 2, "Error: Invalid value: no\n"),
+        (
+            typer.BadParameter("Input should be a valid integer, unable to parse string as ..."),
+            2,
+            "Error: Invalid value: it must be a valid integer\n",
+        ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (BrokenPipeError(), 0, ""),
     ],

@@ -20,6 +20,7 @@ WRITTEN = (
     "An error occurred while calling o1.write.\n: org.apache.spark.SparkException: Task failed"
     "\nCaused by: org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] zero\n\tat x"
 )
+VACUUMED = "files of the versions since its last refresh do not exist any more (VACUUM)"
 REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedException: no key\n\tat x"
 
 
@@ -28,6 +29,7 @@ REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedExceptio
     [
         (RuntimeError(REFUSED), "no key"),
         (ValueError("bad\nmore"), "the incremental refresh failed: ValueError: bad"),
+        (RuntimeError(f"[FAILED_READ_FILE.FILE_NOT_EXIST] {WRITTEN}"), VACUUMED),
         (RuntimeError(WRITTEN), "the incremental refresh failed: [DIVIDE_BY_ZERO] zero"),
         (NotIncrementalError("too many"), "too many"),
         (PlanError("X", "y differs"), "the incremental refresh failed: [X] y differs"),

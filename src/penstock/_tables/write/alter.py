@@ -51,7 +51,7 @@ def alter_table(
     if changed:  # column mapping gives each column an id and a physical name
         state = replace(state, schema=delta.metadata(delta.snapshot(table.path)).schema)
     if _folded(spec.cluster_by) != _folded(state.cluster_by):
-        columns = ", ".join(quoted(*name.split(".")) for name in spec.cluster_by) or "NONE"
+        columns = ", ".join(quoted(*name) for name in spec.clustering()) or "NONE"
         clause = f"({columns})" if spec.cluster_by else columns
         delta.spark.sql(f"ALTER TABLE {delta_table(table.path)} CLUSTER BY {clause}")
         changed = True

@@ -92,7 +92,7 @@ def _build(
     if spec.partition_cols:
         builder = builder.partitionedBy(*spec.partition_cols)
     if spec.cluster_by:
-        builder = builder.clusterBy(*(quoted(*name.split(".")) for name in spec.cluster_by))
+        builder = builder.clusterBy(*(quoted(*name) for name in spec.clustering()))
     if spec.comment is not None:
         builder = builder.comment(spec.comment)
     for key, value in properties.items():

@@ -57,6 +57,11 @@ class TableSpec:
     owner: str | None = None  # the pipeline, in a storage that several of them share
     keys: tuple[str, ...] = ()  # columns by which flows find the rows that they replace
 
+    def clustering(self) -> list[list[str]]:
+        """The parts of the names in `cluster_by`: a dot may also be part of a column's name."""
+        names = {column.name.lower() for column in self.schema}
+        return [[n] if n.lower() in names else n.split(".") for n in self.cluster_by]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
@@ -157,7 +162,7 @@ def check_spec(table: str, spec: TableSpec) -> None:
     for column in (*spec.partition_cols, *spec.cluster_by):
         # Only clustering columns may be fields.
         top = column if spec.partition_cols else column.split(".")[0]
-        if top.lower() not in names:
+        if not {column.lower(), top.lower()} & names:
             raise PlanError(
                 "PARTITION_COLUMN_UNKNOWN",
                 f"{table} has no column {column!r} to partition or cluster by",

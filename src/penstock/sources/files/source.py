@@ -100,7 +100,10 @@ class FileSource(Source):
         names = {k: v for k, v in read.options.items() if k.lower() == "pathglobfilter"}
         chosen = file_options({**names, "format": "text"}, has_schema=True, streaming=True)
         roots = FileRoots(read.spark, read.paths, chosen) if read.paths else None
-        return FileStream(rows, read.spark, name=name, paths=read.paths, roots=roots)
+        stream = FileStream(rows, read.spark, name=name, paths=read.paths, roots=roots)
+        deep = {v.lower() for k, v in read.options.items() if k.lower() == "recursivefilelookup"}
+        stream.is_deep = "true" in deep
+        return stream
 
 
 class AutoLoaderSource(FileSource):
@@ -132,7 +135,7 @@ class FileStream(OpenedSource):
     """A stream of files, by the time of their last change."""
 
     has_files = True
-    _is_deep = False
+    is_deep = False
     _roots: FileRoots | None = None
 
     def __init__(
@@ -151,7 +154,7 @@ class FileStream(OpenedSource):
         self._lag = PendingFiles(spark)
 
     def includes(self, path: str) -> bool:
-        return self._roots is not None and self._roots.includes(path, deep=self._is_deep)
+        return self._roots is not None and self._roots.includes(path, deep=self.is_deep)
 
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
@@ -250,7 +253,7 @@ class FileStream(OpenedSource):
 class AutoLoaderStream(FileStream):
     """A stream of files that Auto Loader has opened."""
 
-    _is_deep = True
+    is_deep = True
 
     def __init__(
         self, rows: DataFrame, opened: OpenedFiles, *, paths: Sequence[str], flow: str
