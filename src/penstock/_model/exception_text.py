@@ -10,6 +10,8 @@ _CALL = re.compile(
     r"(?:[\w.$]+(?:Exception|Error): )*([^\n]+)"
 )
 _CALL_ALONE = re.compile(r"(?:Py4J\w*Error: )?An error occurred while calling [^\n]*\.?")
+# The qualifier of a column: the temporary view of a dataset in a query.
+_GENERATED_VIEW = re.compile(r"`__penstock_\d+`\.")
 _NO_ANSWER = "the JVM of Spark did not answer"
 
 
@@ -28,4 +30,5 @@ def first_line(error: BaseException | str) -> str:
         line = _NO_ANSWER
     else:
         line = _CALL.sub(r"\1", text, count=1).split("\n", 1)[0]
+    line = _GENERATED_VIEW.sub("", line)
     return redact(line.strip().removesuffix(";"))

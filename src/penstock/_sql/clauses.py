@@ -46,6 +46,10 @@ def in_any_order(
         first = cursor.current
         parse = next((parse for begin, parse in known if cursor.accept(*begin)), None)
         if parse is None:
+            rest = [begin for begin, _ in known]
+            # Of `APPLY AS DELETES` the last word is wrong.
+            while rest := [begin[1:] for begin in rest if begin and cursor.at(begin[0])]:
+                cursor.advance()
             raise cursor.unexpected(expected, words)
         clause = parse(cursor)
         for name in clause or (first.word,):

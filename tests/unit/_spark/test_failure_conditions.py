@@ -116,7 +116,7 @@ def test_cause_is_reported_when_only_py4j_names_the_object():
     assert first_line(Exception(text.removeprefix("Py4JJavaError: "))) == (
         "row tracking needs a catalog"
     )
-    assert first_line(Exception("[X] plain\n more;")) == "[X] plain"
+    assert first_line(Exception("[X] `a`, `__penstock_28`.`b`\n more;")) == "[X] `a`, `b`"
     wrapped = text.replace("Py4JJavaError:", "[CANNOT_PARSE_DATATYPE] Unable to parse datatype.")
     assert first_line(Exception(wrapped)).endswith("datatype. row tracking needs a catalog")
 

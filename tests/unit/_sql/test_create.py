@@ -274,6 +274,7 @@ def test_a_table_waits_for_flows_when_it_has_no_query(sql):
          "expected `AS` or `FLOW` or a clause of a table, but found `COMENT`", "`COMMENT`"),
         ("CREATE VIEW v TABLEPROPERTIES ('a'='b') AS SELECT 1", 1, "found `TABLEPROPERTIES`",
          "`TBLPROPERTIES`"),
+        ("CREATE LIVE TABLE t\nCLUSTER BYE (a) AS SELECT 1", 2, "found `BYE`", None),
         ("CREATE OR STREAMING TABLE t", 1, "`REFRESH` after `OR`", None),
         ("CREATE", 1, "but the statement ends", None),
         ("CREATE VIEW", 1, "expected the name of a view, but the statement ends", None),

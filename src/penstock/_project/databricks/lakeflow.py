@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from penstock._model.similar import nearest
 from penstock._project.documents import Node, list_of, text_of, texts_of, truth_of
 from penstock._project.file_settings import FileSettings
 from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
@@ -122,8 +123,9 @@ def read_lakeflow(
     sources, packages, notes_on_libraries = _libraries(listed, files)
     notes = [*foreign_notes(pipeline)]
     known = {*READ_KEYS, *FOREIGN_KEYS}
-    if unknown := [f"`{key}`" for key, _ in pipeline.items() if key not in known]:
-        notes.append(f"{', '.join(unknown)}: ignored (unknown)")
+    for key in (key for key, _ in pipeline.items() if key not in known):
+        near = nearest(key, READ_KEYS, cutoff=0.8)
+        notes.append(f"`{key}`: ignored (unknown{f'; did you mean `{near}`?' if near else ''})")
     notes += notes_on_libraries
     if storage := text_of(pipeline.get("storage"), "storage"):
         notes.append(
