@@ -50,7 +50,9 @@ _DISK_PATH = re.compile(
     r"""['"]?((?:file:)?/[^\s'":()]+)['"]?:? ?\((?:No space|Disk quota|Read-only)"""
     r"""|(?:device|exceeded|system): ['"]([^'"]+)['"]"""
 )
-LOST_FILE = re.compile(r"FileNotFoundException: .*does not exist|FILE_NOT_EXIST\b")
+LOST_FILE = re.compile(
+    r"FileNotFoundException: .*does not exist|\bNoSuchFileException\b|FILE_NOT_EXIST\b"
+)
 # Errors of ANSI mode at run time; without it the result is NULL, or overflows.
 _ANSI = re.compile(
     r"\b(?:CAST_INVALID_INPUT|CAST_OVERFLOW|(?:INTERVAL_)?DIVIDED?_BY_ZERO|REMAINDER_BY_ZERO"
