@@ -10,6 +10,7 @@ import argparse
 import statistics
 from pathlib import Path
 
+import results
 from continuous import add_options, folder, measure
 
 KEYS = 100
@@ -56,14 +57,14 @@ def message(number: int) -> dict[str, float]:
     return {"id": number, "key": number % KEYS, "amount": number % 10}
 
 
-def shown(name: str, seconds: list[float], limits: tuple[float, float]) -> None:
-    """Print the mean, the median and the 99th percentile."""
+def record(options: argparse.Namespace, name: str, seconds: list[float]) -> None:
+    """Print the mean, the median, the 99th percentile and the longest of these times."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    print(
-        f"{name}: {len(seconds)} values, mean {statistics.fmean(seconds):.3f} s, "
-        f"median {cuts[49]:.3f} s, 99th percentile {cuts[98]:.3f} s, "
-        f"longest {max(seconds):.3f} s; aim {limits[0]} and {limits[1]} s",
-        flush=True,
+    results.record(
+        f"{options.rate:g} messages per second from Kafka for {options.seconds:g} s",
+        name,
+        f"mean {statistics.fmean(seconds):.2f} s, median {cuts[49]:.2f} s, "
+        f"99th percentile {cuts[98]:.2f} s, longest {max(seconds):.2f} s",
     )
 
 
@@ -77,7 +78,7 @@ def age_of_rows(root: Path, options: argparse.Namespace) -> None:
     for name, commits in sorted(tables.items()):
         within = [c for c in commits if measured.since < c.at < measured.until]
         ages = [c.at - due for c in within for due in c.due]
-        shown(f"age of rows in {name}", ages, (0.35, 0.8))
+        record(options, f"age of rows in {name}", ages)
 
 
 def time_of_windows(root: Path, options: argparse.Namespace) -> None:
@@ -88,7 +89,7 @@ def time_of_windows(root: Path, options: argparse.Namespace) -> None:
         for report in measured.progress()
         if report["numInputRows"]
     ]
-    shown("a batch of windows in update mode", times, (0.25, 0.5))
+    record(options, "a batch of windows in update mode", times)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Figures of the benchmarks: printed, kept in `results.json`, and shown in docs/performance.md.
 
-`compare` prints one comparison. If `run.py` started the benchmark, it also adds the figures to a
-file, which `run.py` reads.
+`compare` and `record` print one measurement. If `run.py` started the benchmark, they also add it to
+a file, which `run.py` reads.
 
     python bench/results.py    # writes the table of docs/performance.md again
 """
@@ -46,6 +46,26 @@ class Figure:
     rounds: int
     day: str
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a later run replaces."""
+        return self.group, self.name, self.rival
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measurement that is not compared with anything; `text` has its figures and their units."""
+
+    group: str
+    name: str
+    text: str
+    day: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a later run replaces."""
+        return self.group, self.name
+
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process."""
@@ -68,67 +88,90 @@ def compare(
         f"{name}: {spread(ours, 3)} s, {rival} {spread(theirs, 3)} s, ratio {spread(ratios, 2)}",
         flush=True,
     )
+    medians = [round(statistics.median(values), 3) for values in (ours, theirs, ratios)]
+    ratio = (medians[2], round(min(ratios), 3), round(max(ratios), 3))
+    _write(Figure(group, name, medians[0], rival, medians[1], ratio, len(ratios), _today()))
+
+
+def record(group: str, name: str, text: str) -> None:
+    """Print a measurement that is not compared; `text` has its figures and their units."""
+    print(f"{name}: {text}", flush=True)
+    _write(Value(group, name, text, _today()))
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _write(figure: Figure | Value) -> None:
     if path := os.environ.get(VARIABLE):
-        figure = Figure(
-            group,
-            name,
-            round(statistics.median(ours), 3),
-            rival,
-            round(statistics.median(theirs), 3),
-            (
-                round(statistics.median(ratios), 3),
-                round(min(ratios), 3),
-                round(max(ratios), 3),
-            ),
-            len(ratios),
-            datetime.now(UTC).date().isoformat(),
-        )
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(figure)) + "\n")
 
 
-def load(path: Path = RESULTS) -> list[Figure]:
+def load(path: Path = RESULTS) -> list[Figure | Value]:
     """The figures that are kept."""
     return [_figure(item) for item in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def read_lines(path: Path) -> list[Figure]:
-    """The figures that a benchmark has written; none if it has no ratios."""
+def read_lines(path: Path) -> list[Figure | Value]:
+    """The figures that a benchmark has written; none if it only prints them."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [_figure(json.loads(line)) for line in lines]
 
 
-def _figure(item: dict[str, Any]) -> Figure:
+def _figure(item: dict[str, Any]) -> Figure | Value:
+    if "ratio" not in item:
+        return Value(**item)
     return Figure(**{**item, "ratio": tuple(item["ratio"])})
 
 
-def merge(new: Iterable[Figure], path: Path = RESULTS) -> None:
-    """Replace the kept figures of the same comparisons, and add the others to their groups."""
-    kept = {(figure.group, figure.name, figure.rival): figure for figure in load(path)}
-    kept |= {(figure.group, figure.name, figure.rival): figure for figure in new}
+def merge(new: Iterable[Figure | Value], path: Path = RESULTS) -> None:
+    """Replace the kept figures of the same measurements, and add the others to their groups."""
+    kept = {figure.key: figure for figure in load(path)}
+    kept |= {figure.key: figure for figure in new}
     groups = list(dict.fromkeys(figure.group for figure in kept.values()))
     figures = sorted(kept.values(), key=lambda figure: groups.index(figure.group))
     lines = ",\n".join(json.dumps(asdict(figure)) for figure in figures)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def table(figures: Iterable[Figure]) -> str:
-    """The figures as a Markdown table."""
-    lines = [
-        "| Measurement | Penstock | Compared with | Ratio (range) | Rounds | Day |",
-        "|---|---|---|---|---|---|",
+def table(figures: Iterable[Figure | Value]) -> str:
+    """The figures as one Markdown table of comparisons and one of single values."""
+    figures = list(figures)
+    compared = [figure for figure in figures if isinstance(figure, Figure)]
+    single = [figure for figure in figures if isinstance(figure, Value)]
+    titles = ["Measurement", "Penstock", "Compared with", "Ratio (range)", "Rounds", "Day"]
+    tables = []
+    if compared:
+        tables.append(_table(titles, [(figure.group, _cells(figure)) for figure in compared]))
+    if single:
+        rows = [(value.group, [value.name, value.text, value.day]) for value in single]
+        tables.append(_table(["Measurement", "Penstock", "Day"], rows))
+    return "\n\n".join(tables)
+
+
+def _cells(figure: Figure) -> list[str]:
+    ratio, low, high = figure.ratio
+    return [
+        figure.name,
+        _seconds(figure.ours),
+        f"{figure.rival}: {_seconds(figure.theirs)}",
+        f"{ratio:.2f} ({low:.2f} to {high:.2f})",
+        str(figure.rounds),
+        figure.day,
     ]
+
+
+def _table(titles: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Rows below the title of their group."""
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     group = ""
-    for figure in figures:
-        if figure.group != group:
-            group = figure.group
-            lines.append(f"| **{group}** | | | | | |")
-        ratio, low, high = figure.ratio
-        lines.append(
-            f"| {figure.name} | {_seconds(figure.ours)} | {figure.rival}: "
-            f"{_seconds(figure.theirs)} | {ratio:.2f} ({low:.2f} to {high:.2f}) | "
-            f"{figure.rounds} | {figure.day} |"
-        )
+    for name, cells in rows:
+        if name != group:
+            group = name
+            lines.append(f"| **{group}** {'| ' * len(titles)}".rstrip())
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -136,7 +179,7 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
 
 
-def page(text: str, figures: Iterable[Figure]) -> str:
+def page(text: str, figures: Iterable[Figure | Value]) -> str:
     """The page with the table of some figures."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -22,7 +22,11 @@ FULL: dict[str, list[str]] = {
     "writer.py": ["--warm-up", "10"],
     "writer.py --s3": [],
     "upserts.py": ["--rounds", "9", "--batches", "300"],
+    "upserts.py --s3": ["--rounds", "5"],
+    "upserts.py --cluster": ["--rounds", "5"],
     "views.py": [],
+    "views.py --share 0.01 --policy auto": [],
+    "views.py --cluster": [],
     "update.py": [],
     "update.py --tables 50": [],
     "watching.py": [],
@@ -83,7 +87,9 @@ def main() -> None:
         results.write_page()
 
 
-def run(command: str, options: list[str], *, captures: bool) -> list[results.Figure]:
+def run(
+    command: str, options: list[str], *, captures: bool
+) -> list[results.Figure | results.Value]:
     """The figures of one script; output that it `captures` is printed in one piece at its end."""
     title = f"== bench/{command}"
     if not captures:

@@ -127,6 +127,12 @@ def tables(spark: Any, root: Path, most: int, rounds: int) -> Iterator[tuple[int
 
 
 MEASUREMENTS = {"rows": rows, "keys": keys, "age": age, "tables": tables}
+TITLES = {
+    "rows": "incremental refresh of a filter after 1,000 new rows, by rows of the source",
+    "keys": "1,000 random keys in update mode, by keys of the table",
+    "age": "append of 1,000 rows, by commits of the table",
+    "tables": "update without new data, by tables",
+}
 
 
 def slope(points: list[tuple[int, float]]) -> float:
@@ -157,7 +163,10 @@ def main() -> None:
             for size, spent in MEASUREMENTS[name](spark, root, arguments.most, arguments.rounds):
                 points.append((size, statistics.median(spent)))
                 print(f"{name} {size:,}: {results.spread(spent, 3)} s", flush=True)
-            print(f"{name}: slope {slope(points):.2f}", flush=True)
+            times = ", ".join(f"{size:,}: {seconds:.2f} s" for size, seconds in points)
+            results.record(
+                "time against size, medians", TITLES[name], f"{times}; slope {slope(points):.2f}"
+            )
 
 
 if __name__ == "__main__":

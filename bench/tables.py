@@ -19,6 +19,7 @@ import os
 import statistics
 from collections import defaultdict
 
+import results
 from continuous import Commit, Measured, add_options, folder, measure
 from writer import percentile
 
@@ -66,7 +67,12 @@ def waits(commits: list[Commit], available: float, until: float) -> list[tuple[f
 
 
 def report(
-    title: str, tables: dict[str, list[Commit]], since: float, until: float, spent: float
+    group: str,
+    title: str,
+    tables: dict[str, list[Commit]],
+    since: float,
+    until: float,
+    spent: float,
 ) -> None:
     """Print the figures of the time from `since` to `until`."""
     bronze = tables["bronze"]
@@ -97,12 +103,13 @@ def report(
     )
     print(f"    longest time without a commit since data: {longest[worst]:.1f} s ({worst})")
     if silver:
-        print(
-            f"    age of rows: mean of all tables {statistics.fmean(ages.values()):.2f} s, bronze "
-            f"{ages.get('bronze', 0):.2f} s, others {min(silver):.2f} to {max(silver):.2f} s",
-            f"99th percentile at most {max(oldest.values()):.2f} s",
-            sep="; ",
-            flush=True,
+        results.record(
+            group,
+            f"age of rows, {title}",
+            f"mean of all tables {statistics.fmean(ages.values()):.2f} s, first table "
+            f"{ages.get('bronze', 0):.2f} s, others {min(silver):.2f} to {max(silver):.2f} s; 99th "
+            f"percentile at most {max(oldest.values()):.2f} s; longest time without a commit "
+            f"{longest[worst]:.1f} s",
         )
 
 
@@ -145,15 +152,15 @@ def main() -> None:
         measured = measure(root, options, pipeline, options.tables, row)
         tables, until = measured.commits(), measured.until
         check_rows(tables)
+        group = f"{options.tables} tables, {options.rate:g} rows per second from Kafka"
         print(
-            f"\n{options.tables} tables, {options.rate:g} rows per second, {options.cores} cores; "
-            f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()}; "
+            f"\n{group}, {options.cores} cores; load {os.getloadavg()[0]:.1f} on {os.cpu_count()}; "
             f"stopped in {measured.stop_seconds:.1f} s"
         )
         first, then = measured.spent
         whole = sum(first.values()) + sum(then.values())
-        report("from the first message on", tables, measured.began, until, whole)
-        report("after the warm-up", tables, measured.since, until, sum(then.values()))
+        report(group, "from the first message on", tables, measured.began, until, whole)
+        report(group, "after the warm-up", tables, measured.since, until, sum(then.values()))
         seconds = until - measured.since
         shares = ", ".join(f"{name} {value / seconds:.0%}" for name, value in then.items())
         print(f"    of a core: {shares}")

@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import results
-from writer import KEYS, make_session, small_cluster
+from writer import KEYS, make_session, small_cluster, where
 
 FILES = 8
 SIDES = ("merge", "update", "cdc 1", "cdc 2")
@@ -153,7 +153,7 @@ def timed(tables: Tables, side: str, df: Any, number: int) -> float:
     return time.perf_counter() - started
 
 
-def compare(tables: Tables, rounds: int, warm_up: int) -> int:
+def compare(group: str, tables: Tables, rounds: int, warm_up: int) -> int:
     """Print seconds and ratios; returns the number of the last batch."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(1, warm_up + rounds + 1):
@@ -164,13 +164,12 @@ def compare(tables: Tables, rounds: int, warm_up: int) -> int:
             spent = timed(tables, side, df, number)
             if number > warm_up:
                 times[side].append(spent)
-    group = f"{tables.keys:,} random keys of {tables.rows:,} rows"
     for side in SIDES[1:]:
         results.compare(group, TITLES[side], times[side], "MERGE", times["merge"])
     return warm_up + rounds
 
 
-def go_on(tables: Tables, last: int, batches: int) -> None:
+def more_batches(group: str, tables: Tables, last: int, batches: int) -> None:
     times: dict[str, list[float]] = {side: [] for side in SIDES[1:]}
     for number in range(last + 1, last + batches + 1):
         df = tables.batch()
@@ -182,9 +181,11 @@ def go_on(tables: Tables, last: int, batches: int) -> None:
     size = min(50, batches // 2)
     for side, spent in times.items():
         first, end = statistics.median(spent[:size]), statistics.median(spent[-size:])
-        print(
-            f"{side:7} first {size}: {first:.3f} s, last {size}: {end:.3f} s, "
-            f"{end / first:.2f}; the slowest {max(spent):.3f} s"
+        results.record(
+            group,
+            f"{TITLES[side]}, {batches:,} more batches",
+            f"first {size} {first:.2f} s, last {size} {end:.2f} s, ratio {end / first:.2f}, "
+            f"longest {max(spent):.2f} s",
         )
 
 
@@ -217,11 +218,12 @@ def main() -> None:
         spark.sparkContext.setLogLevel("ERROR")
         stack.enter_context(own_columns())
         tables = Tables(spark, place, root / "inbox", arguments.rows, arguments.keys)
-        print(f"{arguments.keys:,} random keys of {arguments.rows:,} rows", flush=True)
-        last = compare(tables, arguments.rounds, arguments.warm_up)
+        group = f"{arguments.keys:,} random keys of {arguments.rows:,} rows{where(arguments)}"
+        print(group, flush=True)
+        last = compare(group, tables, arguments.rounds, arguments.warm_up)
         tables.check()
         if arguments.batches:
-            go_on(tables, last, arguments.batches)
+            more_batches(group, tables, last, arguments.batches)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import results
-from writer import make_session, small_cluster
+from writer import make_session, small_cluster, where
 
 VIEWS = {
     "filter": ("append", "SELECT id, k, v * 2 AS v, name FROM {s} WHERE v % 4 <> 0"),
@@ -155,7 +155,9 @@ class ViewProject:
         return self.spark.read.format("delta").load(str(path))
 
 
-def compare(spark: Any, root: Path, source: Source, name: str, *, rounds: int, policy: str) -> None:
+def compare(
+    spark: Any, root: Path, source: Source, name: str, group: str, *, rounds: int, policy: str
+) -> None:
     kind, query = VIEWS[name]
     folder, policies = name.replace(" ", "_"), (policy, "full")
     projects = {
@@ -177,7 +179,6 @@ def compare(spark: Any, root: Path, source: Source, name: str, *, rounds: int, p
         sys.exit(f"the results of {name} differ")
     techniques = projects[policy].techniques[-rounds:]
     print(", ".join(sorted(f"{techniques.count(t)} {t}" for t in set(techniques))), end=" ")
-    group = f"views over {source.rows:,} rows, {source.share:.1%} changed: {policy} refresh"
     ours, full = (times[each] for each in policies)
     results.compare(group, TITLES[name], ours, "complete refresh", full)
 
@@ -201,9 +202,12 @@ def main() -> None:
         spark.sparkContext.setLogLevel("ERROR")
         started = time.monotonic()
         source = Source(spark, root / "source", arguments.rows, arguments.share)
-        print(f"{arguments.rows:,} rows, {arguments.share:.1%} changed", flush=True)
+        rounds, policy = arguments.rounds, arguments.policy
+        changed = f"{arguments.rows:,} rows, {arguments.share:.1%} changed{where(arguments)}"
+        group = f"views over {changed}: {policy} refresh"
+        print(group, flush=True)
         for name in arguments.only.split(","):
-            compare(spark, root, source, name, rounds=arguments.rounds, policy=arguments.policy)
+            compare(spark, root, source, name, group, rounds=rounds, policy=policy)
         print(f"{time.monotonic() - started:.0f} s")
 
 

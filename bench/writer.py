@@ -103,6 +103,12 @@ def make_session(side: str, root: Path, place: str, port: int, *, master: str | 
     )
 
 
+def where(arguments: argparse.Namespace) -> str:
+    """For the names of measurements: whether they use a cluster or a server."""
+    cluster = " on a standalone cluster of two workers" if arguments.cluster else ""
+    return f"{cluster} on a local S3 server" if getattr(arguments, "s3", False) else cluster
+
+
 @contextlib.contextmanager
 def small_cluster(folder: Path) -> Iterator[str]:
     """The URL of the master of a standalone cluster with two workers of one core each."""

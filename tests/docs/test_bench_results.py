@@ -48,3 +48,23 @@ def test_new_result_replaces_that_of_the_same_comparison(results, tmp_path, monk
     assert rows[0] == "| **batches** | | | | | |"
     assert rows[1].startswith("| append | 2.0 s | sink: 2.0 s | 1.00 (0.50 to 2.00) | 3 | ")
     assert rows[2].startswith("| append | 0.25 s | other sink: 4.0 s | 0.06 (0.06 to 0.06) | 1 | ")
+
+
+def test_result_without_a_comparison_is_in_a_table_of_its_own(results, tmp_path, monkeypatch):
+    lines, kept = tmp_path / "lines.jsonl", tmp_path / "kept.json"
+    kept.write_text("[]\n", encoding="utf-8")
+    monkeypatch.setenv(results.VARIABLE, str(lines))
+    results.record("messages", "age of rows", "mean 0.30 s")
+    results.compare("batches", "append", [1.0], "sink", [2.0])
+    results.record("messages", "age of rows", "mean 0.25 s")
+    results.merge(results.read_lines(lines), kept)
+
+    value, figure = results.load(kept)
+    compared, single = results.table([value, figure]).split("\n\n")
+    assert compared.splitlines()[3].startswith("| append | 1.0 s | sink: 2.0 s | 0.50 ")
+    assert single.splitlines() == [
+        "| Measurement | Penstock | Day |",
+        "|---|---|---|",
+        "| **messages** | | |",
+        f"| age of rows | mean 0.25 s | {value.day} |",
+    ]
