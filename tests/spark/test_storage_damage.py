@@ -59,10 +59,6 @@ dp.create_sink("nowhere", "noop")
 @dp.append_flow(target="nowhere")
 def sent():
     return batches()
-
-@dp.append_flow(target="nowhere")
-def forgotten():
-    return batches()
 """
 
 
@@ -172,9 +168,6 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         "planned": plan_torn,
         "unstated": lambda flow: (storage / "state" / "flows" / f"{flow}.json").write_text("{"),
         "sent": lambda flow: shutil.rmtree(checkpoint(flow)),
-        "forgotten": lambda flow: [
-            shutil.rmtree(checkpoint(flow) / kind) for kind in ("offsets", "commits")
-        ],
         "restored": lambda flow: DeltaTable(str(project.path(flow))).restore(1),
         "keyed": lambda _: forget_newest(
             storage / "state" / "cdc" / "spark_catalog" / "default" / "keyed"
@@ -200,8 +193,7 @@ def test_each_damaged_flow_fails_with_its_own_error(damaged: Damaged):
     assert damaged.failure("older").condition == "CHECKPOINT_BEHIND_TABLE"
     assert damaged.failure("planless").condition == "CHECKPOINT_MISSING"
     assert damaged.failure("sent").condition == "CHECKPOINT_MISSING"
-    assert damaged.failure("forgotten").condition == "CHECKPOINT_MISSING"
-    assert len(damaged.second.failures) == 11
+    assert len(damaged.second.failures) == 10
     assert damaged.second.skipped == ("below",)
 
 

@@ -148,8 +148,9 @@ class DamageCheck:
         """
         path = self._tables.layout.checkpoint_path(node.flow.name, state.epoch)
         last = self._last_number(node, state.epoch)
-        # A sink may have no batch numbers; its flow is marked as deployed after the first batch.
-        if last is None and state.deployed and not self._planned(path):
+        # A sink may have no batch numbers; its flow is marked as deployed at the end of an update,
+        # which may have had no batch.
+        if last is None and state.deployed and not self._files.exists(f"{path}/metadata"):
             raise _error("CHECKPOINT_MISSING", node, sink_checkpoint_lost(node.flow.name, path))
         if last is None or last < 0:
             return

@@ -270,9 +270,9 @@ def older(flow: str, target: str, path: str, *, last: int, newest: int | None) -
 def sink_checkpoint_lost(flow: str, path: str) -> Damage:
     """The checkpoint of a flow into a sink, which has run, does not exist."""
     return Damage(
-        message=f"the checkpoint of flow {flow!r} is gone: {path} has no batches or no `metadata`, "
-        "but the flow has written to its sink: a new one would read the sources from their start, "
-        "and write all rows again",
+        message=f"the checkpoint of flow {flow!r} is gone: {path} has no `metadata`, but the flow "
+        "has written to its sink: a new one would read the sources from their start, and write "
+        "all rows again",
         hint=f"restore {path} from a copy; or `penstock checkpoint reset {flow} --from POSITION` "
         "starts a new one there: `earliest` writes all rows again, `latest` only new ones",
     )
