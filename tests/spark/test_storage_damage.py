@@ -59,6 +59,10 @@ dp.create_sink("nowhere", "noop")
 @dp.append_flow(target="nowhere")
 def sent():
     return batches()
+
+@dp.append_flow(target="nowhere")
+def idle():
+    return spark.readStream.schema(ROWS).json("empty")
 """
 
 
@@ -96,6 +100,7 @@ class Damaged:
 def damaged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Damaged:
     with shared_project(tmp_path_factory.mktemp("damaged"), spark) as project:
         project.source(SOURCE.format(flows=FLOWS))
+        (project.root / "empty").mkdir()
         project.add("a.json", [row(0, 1), row(1, 2)]).add("b.json", [row(2, 0), row(3, -1)])
         first = project.run()
         storage, saved = project.root / ".penstock", project.root / "saved"
@@ -198,7 +203,7 @@ def test_each_damaged_flow_fails_with_its_own_error(damaged: Damaged):
 
 
 def test_batches_without_rows_and_a_restore_are_not_errors(damaged: Damaged):
-    assert set(damaged.second.completed) == {"restored", "filtered", "uncommitted"}
+    assert set(damaged.second.completed) == {"restored", "filtered", "uncommitted", "idle"}
     assert damaged.project.rows("uncommitted", "id") == [(number,) for number in range(5)]
     assert damaged.project.rows("filtered", "id") == [(0,), (1,)]
     (warning,) = (text for text in damaged.warnings if "restored" in text)
