@@ -87,6 +87,8 @@ CALL = "An error occurred while calling o213.getFileSystem."
         (CALL, "the JVM of Spark did not answer"),
         ("An error occurred while calling o213.load", "the JVM of Spark did not answer"),
         ("[X] what happened;\n'Project [a]", "[X] what happened"),
+        ("[DELTA_X] it is before the version of\nthis table. Use\na later one.\n\tat a.B",
+         "[DELTA_X] it is before the version of this table. Use a later one."),
         ("", "unknown"),
         ("  \n", "unknown"),
     ],

@@ -12,6 +12,8 @@ _CALL = re.compile(
 _CALL_ALONE = re.compile(r"(?:Py4J\w*Error: )?An error occurred while calling [^\n]*\.?")
 # The qualifier of a column: the temporary view of a dataset in a query.
 _GENERATED_VIEW = re.compile(r"`__penstock_\d+`\.")
+# Delta breaks some of its sentences into lines.
+_WRAPPED = re.compile(r"(?<=[\w,)]) ?\n ?(?=[a-z])")
 _NO_ANSWER = "the JVM of Spark did not answer"
 
 
@@ -29,6 +31,7 @@ def first_line(error: BaseException | str) -> str:
     if _CALL_ALONE.fullmatch(text):
         line = _NO_ANSWER
     else:
-        line = _CALL.sub(r"\1", text, count=1).split("\n", 1)[0]
+        text = _CALL.sub(r"\1", text, count=1)
+        line = (_WRAPPED.sub(" ", text) if text.startswith("[DELTA_") else text).split("\n", 1)[0]
     line = _GENERATED_VIEW.sub("", line)
     return redact(line.strip().removesuffix(";"))
