@@ -25,7 +25,11 @@ def read_document(path: Path) -> Node:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("SPEC_NOT_READABLE", f"{shown} cannot be read: {error}") from error
+        raise SpecError(
+            "SPEC_NOT_READABLE",
+            f"{shown} cannot be read: {error}",
+            hint="save it as UTF-8" if isinstance(error, UnicodeDecodeError) else None,
+        ) from error
     is_json = path.suffix.lower() == ".json"
     if is_json:
         text = text.replace("\t", " ")  # JSON has tabs between its parts only

@@ -245,6 +245,7 @@ def test_language_of_a_cell_is_read_from_vscode_metadata(project, written, kind)
         ("a.ipynb", b"\xff\xfe\x00", 1, "UTF-8"),
         ("a.ipynb", b"[" * 200_000, 1, "nested too deeply"),
         ("a.sql", b"-- x\nSELECT '\xff'", 2, "UTF-8"),
+        ("a.py", b"# x\n# Gr\xf6\xdfe", 2, "UTF-8"),
     ],
 )
 def test_error_names_the_line_when_a_file_cannot_be_read(project, name, content, line, expected):

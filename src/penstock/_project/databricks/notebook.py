@@ -118,6 +118,7 @@ def _python_text(path: Path) -> str:
     try:
         return decode_source(data)
     except (SyntaxError, UnicodeDecodeError):
+        _decoded(path, data, "utf-8")
         compile(data, str(path), "exec", dont_inherit=True)  # raises with the reason and line
         raise
 
@@ -125,8 +126,13 @@ def _python_text(path: Path) -> str:
 def _sql_text(path: Path) -> str:
     data = path.read_bytes()
     is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = _decoded(path, data, "utf-16" if is_utf16 else "utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _decoded(path: Path, data: bytes, encoding: str) -> str:
     try:
-        text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DefinitionError(
@@ -135,7 +141,6 @@ def _sql_text(path: Path) -> str:
             origin=source_location(str(path), line),
             hint="save it as UTF-8",
         ) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 # -- notebook sources ---------------------------------------------------------------------------
