@@ -5,7 +5,7 @@ that the pipeline writes, on the machine that runs it, or the event log in an ob
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,10 @@ def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str
     holder = holder_of(settings) or {}
     is_holder = holder.get("update") == body["update_id"]
     body["is_alive"] = is_holder and not body["has_ended"]
-    if not (body["is_alive"] or body["has_ended"]) and body["started"]:
+    if body["started"] and not body["has_ended"]:
         last, started = map(datetime.fromisoformat, (body["last_event"], body["started"]))
+        if body["is_alive"]:
+            last = datetime.now(UTC)
         body["seconds"] = max(0.0, round((last - started).total_seconds(), 3))
     body["process_id"] = holder.get("pid") if is_holder else None
     return body

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
+from datetime import UTC, datetime
 from io import StringIO
 from typing import Annotated, Any
 
@@ -49,11 +50,13 @@ def history(
         state = body.state.value if isinstance(body, UpdateProgress) else None
         # A lease without the id of an update may belong to any of them.
         is_held = holder is not None and holder.get("update") in (None, file.update_id)
-        is_gone = not (is_held or has_ended(event))
+        is_over = has_ended(event)
+        is_gone = not (is_held or is_over)
         error = event.error if event is not None else None
         started, took = began(file), None
-        if event is not None:
-            took = max(0.0, (event.timestamp - started).total_seconds())
+        last = event.timestamp if event is not None else None
+        if end := last if is_gone or is_over else datetime.now(UTC):
+            took = max(0.0, round((end - started).total_seconds(), 3))
         rows.append(
             {
                 "update_id": file.update_id,

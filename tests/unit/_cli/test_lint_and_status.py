@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -185,11 +185,13 @@ def test_history_has_the_state_of_each_update(project: Path, capsys: pytest.Capt
     _record(project, failed=False)
     _record(project, failed=True)
     log = EventLog(project / "events")
-    log(update_progress(EventOrigin(update_id="9f"), UpdateState.RUNNING, ""))
+    running = update_progress(EventOrigin(update_id="9f"), UpdateState.RUNNING, "")
+    log(replace(running, timestamp=datetime.now(UTC) - timedelta(hours=1)))
     log.close()
     with Lease.acquire(pipeline_lease_path(str(project)), holder={"update": "9f"}):
         assert main(["history", "--output", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
+    assert 3600 <= rows[0]["seconds"] < 3700
     assert [(row["state"], row["error"]) for row in rows] == [
         ("RUNNING", None),
         ("FAILED", "FLOW_FAILED"),

@@ -273,6 +273,11 @@ def test_an_update_is_alive_while_its_lease_is_held(
         status = monitoring.status()
         assert status is not None
         assert (status["is_alive"], status["process_id"]) == (True, os.getpid())
+        as_written = json.dumps({**status, "seconds": 0.5})
+        status_path(settings(tmp_path)).write_text(as_written, encoding="utf-8")
+        status = monitoring.status()
+        assert status is not None
+        assert status["seconds"] > 3600  # until now, not until the file was written
     status = monitoring.status(tmp_path)
     assert status is not None
     assert (status["is_alive"], status["process_id"], status["state"]) == (False, None, "RUNNING")
