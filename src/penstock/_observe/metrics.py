@@ -242,7 +242,9 @@ class _Figures:
         totals = dict(flow.totals)
         # Counters begin at 0, so that the first batch shows in a rate.
         if flow.definition is not None and flow.definition.flow_type != "VIEW":
-            for name in ("num_output_rows", "num_input_rows", "quarantined_records"):
+            if flow.rows is not None:
+                totals.setdefault("num_output_rows", 0)
+            for name in ("num_input_rows", "quarantined_records"):
                 totals.setdefault(name, 0)
             self._add("penstock_flow_batches_total", labels, flow.batches or 0)
         elif flow.batches is not None:

@@ -252,6 +252,16 @@ def test_counters_of_a_declared_flow_start_at_zero():
     assert values["penstock_flow_output_rows_total"] == {("shop", "silver", "out"): 0}
 
 
+def test_rows_of_a_sink_that_counts_none_are_not_reported_as_zero():
+    declared = definition("flow_definition", flow(), "", {"output_sink": "out"})
+    metrics = FlowMetrics(num_input_rows=3)
+    values = metric_values(
+        folded(declared, flow_progress(flow(0), FlowStatus.RUNNING, "", metrics=metrics))
+    )
+    assert values["penstock_flow_input_rows_total"] == {("shop", "silver", "out"): 3}
+    assert not values.get("penstock_flow_output_rows_total")
+
+
 def test_resolved_alert_is_not_counted_as_firing():
     bodies = [
         {"alert": "lag", "about": about, "state": state}
