@@ -213,6 +213,15 @@ def test_rows_of_two_versions_of_a_table_are_those_of_neither(spark, tmp_path):
     assert list(newest.versions.values()) == ["1"]
 
 
+def test_new_values_of_identity_columns_are_added(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (a INT, b BIGINT GENERATED ALWAYS AS IDENTITY) USING delta")
+    view = View(spark, f"SELECT a, b FROM {table}")
+    spark.sql(f"INSERT INTO {table} (a) VALUES (1)")
+    assert view.refresh() == "APPEND_ONLY"
+    assert view.rows == view.computed() != Counter()
+
+
 def test_the_text_of_a_query_changes_with_the_columns_that_it_reads(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"
     spark.sql(f"CREATE TABLE {table} (a INT, b INT) USING delta")

@@ -21,6 +21,7 @@ import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.classic.ExpressionUtils;
+import org.apache.spark.sql.delta.ColumnWithDefaultExprUtils;
 import org.apache.spark.sql.delta.DeltaColumnMapping;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
@@ -124,13 +125,20 @@ final class TableChanges {
       // The query reads none of the new columns: else it would be another one.
       boolean isSame =
           metadata.id().equals(old.id())
-              && Set.of(metadata.schema().fields()).containsAll(List.of(old.schema().fields()))
+              && Set.copyOf(fields(metadata)).containsAll(fields(old))
               && metadata.partitionColumns().equals(old.partitionColumns());
       if (!isSame) {
         throw new QueryChanges.UnsupportedException("the schema of a source changed");
       }
     }
     // A new protocol, as for deletion vectors, leaves the rows as they are.
+  }
+
+  /** The columns without what applies to writes, as the last value of an IDENTITY column. */
+  private static List<StructField> fields(Metadata metadata) {
+    return List.of(
+        ColumnWithDefaultExprUtils.removeDefaultExpressions(metadata.schema(), false, false)
+            .fields());
   }
 
   private void count(FileAction file) {
