@@ -319,10 +319,12 @@ RULE = """
 import penstock as dp
 from pyspark.sql import functions as F
 
+MORE = int(spark.conf.get("more"))
+
 
 @F.udf("boolean")
 def is_valid(id):
-    return id >= {}
+    return id >= {} + MORE
 
 
 @dp.materialized_view
@@ -334,12 +336,13 @@ def valid():
 
 def test_rows_are_checked_again_if_a_function_of_a_rule_changed(spark, tmp_path):
     project = Project(tmp_path, spark)
-    settings = "name: rules\nlibraries: [{file: {path: rules.py}}]\n"
-    (tmp_path / "penstock.yaml").write_text(settings, encoding="utf-8")
-    for least in (1, 2):
+    for least, more in ((0, 0), (1, 0), (1, 1)):
+        settings = "name: rules\nlibraries: [{file: {path: rules.py}}]\n"
+        settings += f"configuration: {{more: '{more}'}}\n"
+        (tmp_path / "penstock.yaml").write_text(settings, encoding="utf-8")
         (tmp_path / "rules.py").write_text(RULE.format(least), encoding="utf-8")
         assert project.run().state is UpdateState.COMPLETED
-        assert sorted(project.rows("valid")) == [(n,) for n in range(least, 3)]
+        assert sorted(project.rows("valid")) == [(n,) for n in range(least + more, 3)]
 
 
 def test_a_view_reads_new_partitions_of_a_table_in_the_spark_catalog(spark, tmp_path):

@@ -37,6 +37,8 @@ _SOURCE_CHANGED = "a source changed"
 # Complete refreshes shorten the remembered time of an incremental one, so that it is tried again:
 # if it took 1.3 times as long as a complete one, after six of them.
 _AGING = 0.95
+# Of settings that are not the pipeline's own.
+_KNOWN_KEYS = ("spark.", "pipelines.", "penstock.")
 
 
 class ViewRefresh:
@@ -275,10 +277,19 @@ class ViewRefresh:
             for rule in dataset.declared.expectations
         ]
         needs_code = node.analysis.runs_python or self._rules_need_code(df, dataset)
-        code = self._queries.context.source_digest if needs_code else ""
+        code = self._code() if needs_code else [""]
         # The text has no paths: in `a EXCEPT b`, two tables may have changed places.
         paths = sources.paths if len(sources.paths) > 1 else ()
-        return plans.fingerprint(text, *rules, *plans.result_confs(df), code, *paths)
+        return plans.fingerprint(text, *rules, *plans.result_confs(df), *code, *paths)
+
+    def _code(self) -> list[str]:
+        """Of Python functions: the source files, and the values that they may have read there."""
+        settings = self._queries.tables.settings
+        values = {**settings.parameters, **settings.configuration}
+        return [
+            self._queries.context.source_digest,
+            *(f"{k}={v}" for k, v in sorted(values.items()) if not k.startswith(_KNOWN_KEYS)),
+        ]
 
     def _rules_need_code(self, df: DataFrame, dataset: DatasetNode) -> bool:
         conditions = [
