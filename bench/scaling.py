@@ -14,6 +14,7 @@ proportional to it.
 import argparse
 import contextlib
 import math
+import shutil
 import statistics
 import sys
 import tempfile
@@ -79,6 +80,21 @@ def keys(spark: Any, root: Path, most: int, rounds: int) -> Iterator[tuple[int, 
         yield size, spent[WARM_UP:]
 
 
+def add_commits(table: Path, count: int) -> None:
+    """Commits of one row, most of them copies of one: appends get slower with each."""
+    if count < 2:
+        return
+    write_deltalake(table, pa.table({"id": [-1]}), mode="append")
+    (file,) = table.glob("*.parquet")
+    commit = table / "_delta_log" / f"{1:020}.json"
+    text = commit.read_text(encoding="utf-8")
+    for version in range(2, count):
+        name = f"{version}.parquet"
+        shutil.copy(file, table / name)
+        commit.with_name(f"{version:020}.json").write_text(text.replace(file.name, name))
+    DeltaTable(table).create_checkpoint()
+
+
 def age(spark: Any, root: Path, most: int, rounds: int) -> Iterator[tuple[int, list[float]]]:
     from penstock._tables.layout import TableRef
     from penstock._tables.write.prepare import prepare_table
@@ -89,9 +105,7 @@ def age(spark: Any, root: Path, most: int, rounds: int) -> Iterator[tuple[int, l
         target = TableRef(f"{root}/age{size}", "age")
         df = spark.range(1_000).coalesce(1)
         prepare_table(spark, target, TableSpec(schema=df.schema))
-        table, row = DeltaTable(target.path), pa.table({"id": [-1]})
-        for _ in range(size - 1):
-            write_deltalake(table, row, mode="append")  # the log is not read again
+        add_commits(Path(target.path), size)
         writer = FlowWriter(spark, flow="age", app_id="bench/age/writer/1", target=target)
         spent = []
         for number in range(WARM_UP + rounds):
