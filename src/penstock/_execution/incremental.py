@@ -231,9 +231,12 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
         known = _UNSUPPORTED.search(text)
         if known and known[1] == "no source changed":
             raise SourcesUnchangedError from error
-        reason = known[1] if known else f"the incremental refresh failed: {cause(text)}"
-        if LOST_FILE.search(text):
+        if known:
+            reason = known[1]
+        elif LOST_FILE.search(text):
             reason = "files of the versions since its last refresh do not exist any more (VACUUM)"
+        else:
+            reason = f"the incremental refresh failed: {cause(text)}"
     else:
         return
     check_policy(dataset, reason)

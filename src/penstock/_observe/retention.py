@@ -129,7 +129,7 @@ def clean(
     oldest = now - (settings.keep_days or 0) * _DAY
     for log in (directory.parent / "logs").glob("*.log") if is_old else ():
         with contextlib.suppress(FileNotFoundError):
-            if log.stat().st_mtime < oldest:
+            if log.stem != f"spark-{own}" and log.stat().st_mtime < oldest:
                 log.unlink()
     for update in updates(directory):
         if stop.is_set():

@@ -77,7 +77,8 @@ _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
 # As Hadoop reports a store that cannot be reached, or refuses requests for a while.
 _STORE_FAILED = re.compile(
     r"\(Service: S3, Status Code: 5\d\d\b|SdkClientException: Unable to execute HTTP request"
-    r"|\bAbfsRestOperationException\b|\bGoogleJsonResponseException\b"
+    r'|AbfsRestOperationException: Operation failed: "[^"]*", 5\d\d\b'
+    r"|GoogleJsonResponseException: 5\d\d\b"
 )
 _PERMISSION = re.compile(
     r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)"

@@ -119,13 +119,13 @@ def test_old_updates_are_deleted_and_the_last_batches_of_flows_are_kept(tmp_path
 def test_old_logs_of_spark_are_deleted(tmp_path: Path):
     logs = tmp_path / "logs"
     logs.mkdir()
-    for name, days in (("old", 90), ("new", 5)):
+    for name, days in (("old", 90), ("new", 5), ("running", 90)):
         (logs / f"spark-{name}.log").touch()
         os.utime(logs / f"spark-{name}.log", (NOW.timestamp() - days * 86400,) * 2)
     cleaned(tmp_path / "events")
-    assert len(list(logs.iterdir())) == 2
+    assert len(list(logs.iterdir())) == 3
     cleaned(tmp_path / "events", keep_days=30)
-    assert [log.name for log in logs.iterdir()] == ["spark-new.log"]
+    assert {log.name for log in logs.iterdir()} == {"spark-new.log", "spark-running.log"}
 
 
 def test_running_update_is_kept_and_leftover_drafts_are_deleted(tmp_path: Path):

@@ -162,6 +162,16 @@ def test_a_full_disk_is_one_line_that_names_the_file_system(text, shown):
         ),
         ("Stream closed", "UNEXPECTED_ERROR", "the replay failed: Stream closed"),
         (
+            'AbfsRestOperationException: Operation failed: "The server is busy.", 503, PUT',
+            "STORAGE_NOT_READABLE",
+            'the replay failed: Operation failed: "The server is busy.", 503, PUT',
+        ),
+        (
+            'AbfsRestOperationException: Operation failed: "Not found.", 404, HEAD',
+            "UNEXPECTED_ERROR",
+            'the replay failed: Operation failed: "Not found.", 404, HEAD',
+        ),
+        (
             "Reduce your rate (Service: S3, Status Code: 503, Request ID: null)",
             "STORAGE_NOT_READABLE",
             "the replay failed: Reduce your rate (Service: S3, Status Code: 503, Request ID: null)",
