@@ -24,9 +24,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
+from writer import small_cluster
 
 TOPIC = "rows"
-SETTINGS = "name: tables\nstorage: {storage}\nmaster: local[{cores}]\n"
+SETTINGS = "name: tables\nstorage: {storage}\nmaster: {master}\n"
 
 
 class Sender:
@@ -166,14 +167,19 @@ def measure(
     """
     from penstock._local.broker import ensure_topic, start_broker, stop_broker
 
-    broker = start_broker(root / "broker")
-    try:
+    with contextlib.ExitStack() as stack:
+        broker = start_broker(root / "broker")
+        stack.callback(stop_broker, root / "broker")
+        if options.cluster:
+            master = stack.enter_context(small_cluster(root / "cluster"))
+        else:
+            master = f"local[{options.cores}]"
         ensure_topic(broker.bootstrap_servers, TOPIC)
         project = root / "project"
         project.mkdir()
         storage = root / "storage"
         (project / "pipeline.yaml").write_text(
-            SETTINGS.format(storage=storage.as_uri(), cores=options.cores), encoding="utf-8"
+            SETTINGS.format(storage=storage.as_uri(), master=master), encoding="utf-8"
         )
         source = pipeline.replace("{servers}", broker.bootstrap_servers).replace("{topic}", TOPIC)
         (project / "pipeline.py").write_text(source, encoding="utf-8")
@@ -208,8 +214,6 @@ def measure(
             if update.returncode not in (0, 130, 143):
                 raise SystemExit(f"exit code {update.returncode}:\n{tail(output)}")
         stop_seconds = time.time() - stopping
-    finally:
-        stop_broker(root / "broker")
     folders = {log.parent.name: log.parent for log in storage.glob("**/_delta_log")}
     if len(folders) != tables:
         raise SystemExit(f"{len(folders)} tables: {sorted(folders)}")
@@ -253,6 +257,7 @@ def add_options(parser: argparse.ArgumentParser, rate: float) -> None:
     parser.add_argument("--seconds", type=float, default=180, help="after the warm-up")
     parser.add_argument("--warm-up", type=float, default=120, help="from the first message on")
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--cluster", action="store_true", help="two workers with one core each")
     parser.add_argument("--keep", type=Path, help="keep tables and logs in this folder")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import results
 from continuous import add_options, folder, measure
+from writer import where
 
 KEYS = 100
 READ = """
@@ -60,8 +61,9 @@ def message(number: int) -> dict[str, float]:
 def record(options: argparse.Namespace, name: str, seconds: list[float]) -> None:
     """Print the mean, the median, the 99th percentile and the longest of these times."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    group = f"{options.rate:g} messages per second from Kafka for {options.seconds:g} s"
     results.record(
-        f"{options.rate:g} messages per second from Kafka for {options.seconds:g} s",
+        group + where(options),
         name,
         f"mean {statistics.fmean(seconds):.2f} s, median {cuts[49]:.2f} s, "
         f"99th percentile {cuts[98]:.2f} s, longest {max(seconds):.2f} s",

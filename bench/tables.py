@@ -11,6 +11,7 @@ After the end the logs and files of all tables are read: nothing is measured whi
 Printed for the whole run, first batches included, and for the time after `--warm-up`.
 
     python bench/tables.py [--tables 50] [--rate 50] [--seconds 180] [--warm-up 120]
+                           [--cluster]
 """
 
 import argparse
@@ -21,7 +22,7 @@ from collections import defaultdict
 
 import results
 from continuous import Commit, Measured, add_options, folder, measure
-from writer import percentile
+from writer import percentile, where
 
 PARTS = 7
 """Every table takes the messages of one of so many parts."""
@@ -152,9 +153,11 @@ def main() -> None:
         measured = measure(root, options, pipeline, options.tables, row)
         tables, until = measured.commits(), measured.until
         check_rows(tables)
-        group = f"{options.tables} tables, {options.rate:g} rows per second from Kafka"
+        group = (
+            f"{options.tables} tables, {options.rate:g} rows per second from Kafka{where(options)}"
+        )
         print(
-            f"\n{group}, {options.cores} cores; load {os.getloadavg()[0]:.1f} on {os.cpu_count()}; "
+            f"\n{group}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()}; "
             f"stopped in {measured.stop_seconds:.1f} s"
         )
         first, then = measured.spent

@@ -5,12 +5,13 @@ folders: a first update, an update with nothing new, a dry run. Printed are wall
 and the ratio of each round. Spark's engine writes Parquet (its default, the cheaper format),
 Penstock writes Delta.
 
-    python bench/update.py [--rounds 3] [--rows 20000] [--tables 3]
+    python bench/update.py [--rounds 3] [--rows 20000] [--tables 3] [--cluster]
 
 Needs the `bench` extra (Spark's engine speaks gRPC even to itself).
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 import results
+from writer import small_cluster, where
 
 PIPELINE = """
 from pyspark import pipelines as dp
@@ -104,14 +106,17 @@ def timed(command: list[str], folder: Path, env: dict[str, str]) -> float:
     return seconds
 
 
-def commands(side: str) -> tuple[list[str], list[str], list[str]]:
+def commands(side: str, master: str | None) -> tuple[list[str], list[str], list[str]]:
     """First update, update with nothing new, dry run."""
     scripts = Path(sys.executable).parent
     if side == "penstock":
-        run = [str(scripts / "penstock"), "run"]
+        conf = ["--conf", f"spark.master={master}"] if master else []
+        run = [str(scripts / "penstock"), "run", *conf]
         return run, run, [str(scripts / "penstock"), "dry-run"]
+    # Spark's engine starts its Connect server with this master, in the API mode "connect".
+    conf = ["--remote", master] if master else []
     # A catalog that outlives the process: without it the second run fails.
-    conf = ["--conf", "spark.sql.catalogImplementation=hive"]
+    conf += ["--conf", "spark.sql.catalogImplementation=hive"]
     base = [str(scripts / "spark-pipelines")]
     run = [*base, "run", *conf]
     return run, run, [*base, "dry-run", *conf]
@@ -123,24 +128,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--tables", type=int, default=3, help="three, or more that read the first")
+    parser.add_argument("--cluster", action="store_true", help="two workers with one core each")
     arguments = parser.parse_args()
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "NO_COLOR": "1"}
+    if arguments.cluster:
+        env |= {"SPARK_API_MODE": "connect", "SPARK_LOCAL_IP": "127.0.0.1"}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     seconds: dict[tuple[str, str], list[float]] = {}
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
+        folder = Path(scratch) / "cluster"
+        master = stack.enter_context(small_cluster(folder)) if arguments.cluster else None
         make_data(Path(scratch) / "data", arguments.rows)
         for round_number in range(arguments.rounds):
             order = ("spark", "penstock") if round_number % 2 else ("penstock", "spark")
             for side in order:
                 root = Path(scratch) / f"{side}-{round_number}"
                 make_project(root, Path(scratch) / "data", arguments.tables)
-                for step, command in zip(STEPS, commands(side), strict=True):
+                for step, command in zip(STEPS, commands(side, master), strict=True):
                     took = timed(command, root, env)
                     seconds.setdefault((side, step), []).append(took)
                     print(
                         f"round {round_number + 1} {side:9s} {step:13s} {took:6.1f} s", flush=True
                     )
-    group = f"whole updates, {arguments.rows:,} rows, {arguments.tables} tables"
+    group = f"whole updates, {arguments.rows:,} rows, {arguments.tables} tables{where(arguments)}"
     for step in STEPS:
         ours, theirs = seconds["penstock", step], seconds["spark", step]
         results.compare(group, step, ours, "`spark-pipelines run`", theirs)
