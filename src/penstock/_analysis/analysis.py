@@ -34,6 +34,7 @@ from penstock._graph.build import build_graph, cycle_error
 from penstock._graph.cdc import is_cdc
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
+from penstock._graph.indexing import dataset_without_flow
 from penstock._graph.replacing import replaces_rows
 from penstock._model.dataset import DatasetKind
 from penstock._model.flow import Flow, FlowAnalysis, OutputMode
@@ -277,12 +278,7 @@ class Analysis:
             if up.name in self.errors:
                 raise _UpstreamFailedError(up.name)
         if key not in self._source.schemas:  # a table without flow: reported by the index
-            raise DefinitionError(
-                "DATASET_WITHOUT_FLOW",
-                f"no flow writes to streaming table {self.index.display(key)!r}",
-                origin=upstream.declared.origin,
-                hint=f'add a flow: @append_flow(target="{upstream.declared.name}")',
-            )
+            raise dataset_without_flow(self.index.display(key), upstream.declared)
 
     def _describe(
         self,

@@ -29,8 +29,8 @@ def count(number: int | None) -> str:
 
 
 def rows_text(number: int | None) -> str:
-    """`1 row`; `- rows` when not known."""
-    return "- rows" if number is None else plural(number, "row")
+    """`1 row`; `uncounted rows` when the number is not known."""
+    return "uncounted rows" if number is None else plural(number, "row")
 
 
 def rate(per_second: float | None) -> str:

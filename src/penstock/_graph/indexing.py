@@ -242,6 +242,16 @@ def _not_streaming(flow: Flow, message: str) -> DefinitionError:
     return DefinitionError("FLOW_TARGET_NOT_STREAMING", message, origin=flow.origin, hint=hint)
 
 
+def dataset_without_flow(shown: str, declared: Dataset) -> DefinitionError:
+    return DefinitionError(
+        "DATASET_WITHOUT_FLOW",
+        f"no flow writes to streaming table {shown!r}",
+        origin=declared.origin,
+        hint=f'add a flow: @append_flow(target="{declared.name}"), or in SQL '
+        f"CREATE FLOW <name> AS INSERT INTO {declared.name} BY NAME SELECT ...",
+    )
+
+
 def _with_flows(name: DatasetName, declared: Dataset, flows: tuple[Flow, ...]) -> DeclaredDataset:
     """A dataset with its flows: a `@table` that other flows append to is a streaming table."""
     if declared.kind is None and not all(flow.implicit for flow in flows):
@@ -256,12 +266,7 @@ def _check_flows(
         declared, name = dataset.declared, shown[dataset.name.key]
         explicit = [flow for flow in dataset.flows if not flow.implicit]
         if dataset.name.key not in attempted:
-            yield DefinitionError(
-                "DATASET_WITHOUT_FLOW",
-                f"no flow writes to streaming table {name!r}",
-                origin=declared.origin,
-                hint=f'add a flow: @append_flow(target="{declared.name}")',
-            )
+            yield dataset_without_flow(name, declared)
         elif explicit and declared.kind is not DatasetKind.STREAMING_TABLE:
             text = f"flow {explicit[0].name!r} writes to {name!r}, which is not a streaming table"
             yield _not_streaming(explicit[0], text)

@@ -91,7 +91,7 @@ def test_rows_of_a_sink_that_counts_none_are_unknown() -> None:
     queued, running = event(FlowStatus.QUEUED), event(FlowStatus.RUNNING, batch=0, metrics=read)
     assert (folded(queued).rows, update_view(observed()).rows) == (0, 0)
     update = observed(queued, running)
-    assert "1 dataset, - rows written" in final_line(update_view(update))
+    assert "1 dataset, uncounted rows written" in final_line(update_view(update))
     assert [flow["rows"] for flow in status_json(update)["flows"]] == [None]
 
 
