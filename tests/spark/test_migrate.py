@@ -183,6 +183,10 @@ def test_migration_of_a_changed_window_is_resumed_and_undone(
     flows = ("bronze", "windows")
     (project.root / "data" / "1.json").unlink()
     assert project.run(refresh=flows).state is UpdateState.COMPLETED
+    epoch = project.commits_folder("windows").parent.name
+    listed = project.root / f".penstock/state/files/windows/{epoch}/source/listed_at.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text("1.0", encoding="utf-8")
     quarantined = project.table("windows_quarantine").count()
     project.source(CHANGED)
     with pytest.raises(KeyboardInterrupt, match=REPLACED), _raising_at(REPLACED):
@@ -201,6 +205,8 @@ def test_migration_of_a_changed_window_is_resumed_and_undone(
     assert _run_migrate(capsys, "windows", "--undo", "--yes")["state"] == "undone"
     assert _actual(project, 10) == _expected(1, 10)
     assert project.table("windows_quarantine").count() == quarantined
+    # The migrated flow has received the messages about later files, so the old one must list them.
+    assert not listed.exists()
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import threading
 from penstock._execution.flow_state import StateStore
 from penstock._tables.files import StorageFiles
 from penstock._tables.layout import StorageLayout
+from penstock.sources.files.opening import LISTED, LISTED_KEYS
 from penstock.sources.memory import FolderMemory, PassingMemory, SourceMemory
 
 _NO_EPOCH = "batch"
@@ -33,3 +34,11 @@ class FileStates:
                 persisted = FolderMemory(self._files, folder)
                 self._analysed[flow, key] = PassingMemory(persisted)
             return self._analysed[flow, key]
+
+
+def forget_listings(files: StorageFiles, layout: StorageLayout, flow: str, epoch: str) -> None:
+    """Let the next start in an epoch list: messages about its files may have been deleted."""
+    folder = layout.source_files(flow, epoch)
+    for source in files.names(folder):
+        for note in (LISTED, LISTED_KEYS):
+            files.delete_tree(f"{folder}/{source}/{note}.json")

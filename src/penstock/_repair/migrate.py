@@ -11,6 +11,7 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from penstock._execution.file_states import forget_listings
 from penstock._execution.flow_state import FlowState, state_of
 from penstock._execution.writers import Commit
 from penstock._graph.dataflow import DatasetNode, FlowNode
@@ -278,6 +279,10 @@ class _Run:
             emit("planned", report.start)
             self._after(PLANNED)
         if migration.stage == BUILDING:
+            if (old := self._pipeline.state.flow(self._node.flow.name)) is not None:
+                # Of use if the flow gets its old checkpoint back.
+                layout = self._pipeline.tables.layout
+                forget_listings(self._files, layout, self._node.flow.name, old.epoch)
 
             def on_batch(batches: int, rows: int) -> None:
                 emit("batch", f"{plural(batches, 'batch')} committed", batches=batches, rows=rows)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
+from penstock._execution.file_states import forget_listings
 from penstock._execution.flow_state import ViewState, state_of
 from penstock._execution.savepoints import (
     RESTORE_JOURNAL,
@@ -45,7 +46,6 @@ from penstock._tables.write.create import reset_table
 from penstock._tables.write.fenced import FencedTable, last_number
 from penstock._tables.write.table_spec import OWNER
 from penstock.errors import PlanError, SetupError
-from penstock.sources.files.opening import LISTED, LISTED_KEYS
 
 _THREADS = 16
 
@@ -395,12 +395,8 @@ class _Run:
                 self._files.delete_tree(f"{checkpoint}/{name}")
             if flow.is_declared:  # others have rows to read, and stop if these were removed
                 self._move_offsets(checkpoint, starts)
-            files = self._layout.source_files(flow.flow, epoch)
-            self._files.copy_tree(f"{folder}/files", files)
-            for source in self._files.names(files):
-                # Messages about files that are read again were deleted: the next start lists.
-                for note in (LISTED, LISTED_KEYS):
-                    self._files.delete_tree(f"{files}/{source}/{note}.json")
+            self._files.copy_tree(f"{folder}/files", self._layout.source_files(flow.flow, epoch))
+            forget_listings(self._files, self._layout, flow.flow, epoch)
             self._after("copied", flow.flow)
         saved = state_of(flow.state)
         # `starts` are for a first batch, which would be planned with the versions of the past.
