@@ -202,19 +202,25 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
     inbox().prepare()
     assert listings == [1000.0, 1061.0]
 
-    running, stop = inbox(), threading.Event()
     queue.fails = "receive"
+    assert problem_of(inbox()) == "closed"
+    clock[0] = 1122.0
+    monkeypatch.setattr(roots, "list", lambda: spark.read.text(str(tmp_path / "gone")))
+    assert "PATH_NOT_FOUND" in problem_of(inbox())
+
+
+def problem_of(running: QueueInbox) -> str:
+    stop, waiting = threading.Event(), threading.Event()
     thread = threading.Thread(target=running.run, args=(stop,))
     thread.start()
-    waiting = threading.Event()
     for _ in range(200):
         if running.problem is not None:
             break
         waiting.wait(0.05)
-    assert running.problem == "closed"
     stop.set()
     thread.join(10)
     assert not thread.is_alive()
+    return running.problem or ""
 
 
 def test_missing_queue_url_fails_before_the_first_start(spark):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from penstock._model.exception_text import first_line
 from penstock.errors import FlowError, PenstockError
@@ -25,7 +26,6 @@ from penstock.sources.files.listing import (
     file_uri,
 )
 from penstock.sources.files.opening import LISTED, OpenedFiles
-from penstock.sources.files.queue import QueueUnreachable
 
 _logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 10.0
@@ -80,7 +80,8 @@ class FileInbox(ABC):
                     self._list()
                 pause = self._look(stop)
                 self.problem = None
-            except (PenstockError, QueueUnreachable, Py4JError, RuntimeError, OSError) as error:
+            # PySpark's own where a folder disappears between two requests of a listing.
+            except (PenstockError, PySparkException, Py4JError, RuntimeError, OSError) as error:
                 if stop.is_set():
                     return
                 pause, self.problem = _RETRY_SECONDS, first_line(error)
