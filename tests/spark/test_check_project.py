@@ -99,6 +99,16 @@ def test_check_refuses_a_project_that_declares_nothing(
     assert [error.condition for error in check.refused] == ["PIPELINE_EMPTY"]
 
 
+def test_check_refuses_wrong_schema_hints_of_a_missing_source(
+    spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    query = "SELECT * FROM STREAM read_files('/Volumes/x', schemaHints => 'id STRNG')"
+    (tmp_path / "x.sql").write_text(f"CREATE STREAMING TABLE x AS {query}", "utf-8")
+    check = check_project(load_settings(tmp_path, source=tmp_path))
+    assert [error.condition for error in check.refused] == ["SCHEMA_HINTS_INVALID"]
+
+
 def test_check_accepts_a_project_that_declares_only_a_sink(
     spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -195,9 +195,10 @@ class ExternalReads:
 
     def _stand_in(self, what: str, error: Exception, **reader: Any) -> DataFrame:
         assert self.context.assumptions is not None
-        self.assumed(what)
         with own_read():
-            return self.context.assumptions.frame(what, error, **reader)
+            df = self.context.assumptions.frame(what, error, **reader)
+        self.assumed(what)
+        return df
 
     def assumed(self, what: str) -> None:
         """Record that a source was assumed."""
