@@ -1,5 +1,6 @@
 """Which files are the source of a pipeline."""
 
+import ast
 import glob
 import os
 import re
@@ -28,6 +29,8 @@ _API_IMPORT = re.compile(
     r"|from\s+pyspark\s+import\s+(?:\([^)]*|[^\n]*)\bpipelines\b)",
     re.MULTILINE,
 )
+# A mistyped import in a file that is not valid Python must not hide its datasets.
+_API_USE = re.compile(r"^(?:@(?:dlt|dp)\.\w|(?:dlt|dp)\.create_)", re.MULTILINE)
 _DLT_IMPORT = re.compile(r"^\s*(?:import|from)\s+dlt\b", re.MULTILINE)
 _OWN_IMPORT = re.compile(r"^\s*(?:import|from)\s+penstock\b", re.MULTILINE)
 _MAIN = re.compile(r"""^if\s+__name__\s*==\s*['"]__main__['"]""", re.MULTILINE)
@@ -156,18 +159,30 @@ def _declares(path: Path) -> bool:
 def declares(cells: Sequence[Cell]) -> bool:
     """Whether cells of a file import the declarative API, or have SQL that creates a dataset.
 
+    A file that uses the API and is not valid Python counts, too: loading it reports what is wrong.
+
     A view is a dataset unless the file starts streaming queries: it is then the job's own.
     """
-    if any(cell.kind is CellKind.PYTHON and imports_api(cell.text) for cell in cells):
+    python = [cell.text for cell in cells if cell.kind is CellKind.PYTHON]
+    if any(imports_api(text) or _is_broken_use(text) for text in python):
         return True
     sql = [without_sql_comments(cell.text) for cell in cells if cell.kind is CellKind.SQL]
     if any(_SQL_DECLARATION.search(text) for text in sql):
         return True
-    is_sql = all(cell.kind is not CellKind.PYTHON for cell in cells)
     is_queried = any(_SQL_QUERY.match(part) for text in sql for part in text.split(";"))
-    if is_sql and not is_queried and any(_SQL_VIEW_OF_FILE.search(text) for text in sql):
+    if not python and not is_queried and any(_SQL_VIEW_OF_FILE.search(text) for text in sql):
         return True
     return any(_SQL_VIEW.search(text) for text in sql) and not starts_queries(cells)
+
+
+def _is_broken_use(text: str) -> bool:
+    if _API_USE.search(text) is None:
+        return False
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return True
+    return False
 
 
 # -- patterns -----------------------------------------------------------------------------------

@@ -136,6 +136,15 @@ def test_file_is_found_when_it_cannot_be_decoded(project):
     assert _sources(project) == ["orders/a.py"]
 
 
+def test_file_with_a_mistyped_import_is_found(project):
+    project.write("a.py", "import dlt\n")
+    project.write("b.py", "pimport dlt\n\n@dlt.table\ndef b(): ...\n")
+    project.write("c.py", "form pyspark import pipelines as dp\n\ndp.create_sink('s', 'console')\n")
+    project.write("run_by_a.py", "@dlt.table\ndef d(): ...\n")
+    project.write("unrelated.py", "print 1\n")
+    assert _sources(project) == ["orders/a.py", "orders/b.py", "orders/c.py"]
+
+
 def test_error_has_a_hint_when_the_folder_has_no_pipeline(project):
     with pytest.raises(SpecError) as caught:
         _sources(project)
