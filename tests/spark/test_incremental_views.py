@@ -222,6 +222,18 @@ def test_new_values_of_identity_columns_are_added(spark, tmp_path):
     assert view.rows == view.computed() != Counter()
 
 
+def test_comments_of_columns_do_not_change_the_schema_of_a_source(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (a INT, b INT COMMENT 'old') USING delta")
+    view = View(spark, f"SELECT a FROM {table}")
+    spark.sql(f"ALTER TABLE {table} ALTER COLUMN b COMMENT 'new'")
+    assert view.refresh() == "NO_OP"
+    spark.sql(f"ALTER TABLE {table} ALTER COLUMN a COMMENT 'new'")
+    spark.sql(f"INSERT INTO {table} VALUES (1, 2)")
+    assert view.refresh() == "APPEND_ONLY"
+    assert view.rows == view.computed() != Counter()
+
+
 def test_the_text_of_a_query_changes_with_the_columns_that_it_reads(spark, tmp_path):
     table = f"delta.`{tmp_path}/t`"
     spark.sql(f"CREATE TABLE {table} (a INT, b INT) USING delta")

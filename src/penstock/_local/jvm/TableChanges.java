@@ -39,6 +39,7 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.DoubleType;
 import org.apache.spark.sql.types.FloatType;
+import org.apache.spark.sql.types.MetadataBuilder;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import scala.Option;
@@ -134,11 +135,16 @@ final class TableChanges {
     // A new protocol, as for deletion vectors, leaves the rows as they are.
   }
 
-  /** The columns without what applies to writes, as the last value of an IDENTITY column. */
+  /** The columns without comments and what applies to writes, as the last value of IDENTITY. */
   private static List<StructField> fields(Metadata metadata) {
-    return List.of(
-        ColumnWithDefaultExprUtils.removeDefaultExpressions(metadata.schema(), false, false)
-            .fields());
+    StructType columns =
+        ColumnWithDefaultExprUtils.removeDefaultExpressions(metadata.schema(), false, false);
+    return Arrays.stream(columns.fields()).map(TableChanges::withoutComment).toList();
+  }
+
+  private static StructField withoutComment(StructField field) {
+    MetadataBuilder others = new MetadataBuilder().withMetadata(field.metadata()).remove("comment");
+    return new StructField(field.name(), field.dataType(), field.nullable(), others.build());
   }
 
   private void count(FileAction file) {
