@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._model.pipeline import PipelineSettings
+from penstock._observe.segments import LATEST
 from penstock._observe.status_file import read_status
 from penstock._project.event_store import holder_of, read_events_of
 from penstock._project.spec import load_settings
@@ -27,7 +28,8 @@ def status(
 ) -> Mapping[str, Any] | None:
     """The state of the newest update of a pipeline.
 
-    The keys are those of `penstock status --output json`; see the page on monitoring.
+    The keys are those of `penstock status --output json`; see the page on monitoring. An update
+    that was refused with LEASE_HELD is not shown while the other one is running.
 
     Args:
         project: Project folder, source file or settings file; default: the current folder.
@@ -59,6 +61,10 @@ def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str
     if body is None:
         return None
     holder = holder_of(settings) or {}
+    is_refused = (body["error"] or {}).get("condition") == "LEASE_HELD"
+    if update == LATEST and is_refused and (running := holder.get("update")):
+        # Another machine started the refused one.
+        body = read_status(settings, update=running) or body
     is_holder = holder.get("update") == body["update_id"]
     body["is_alive"] = is_holder and not body["has_ended"]
     if body["started"] and not body["has_ended"]:

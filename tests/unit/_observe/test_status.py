@@ -258,6 +258,14 @@ def test_error_of_writing_the_status_file_is_ignored(tmp_path: Path):
     assert (tmp_path / "state").read_text(encoding="utf-8") == "in the way"
 
 
+def _refuse(log: EventLog) -> None:
+    """As an update on another machine."""
+    info = ErrorInfo(condition="LEASE_HELD", class_name="X", message="another update writes here")
+    event = update_progress(replace(UPDATE, update_id="0bad"), UpdateState.FAILED, "refused")
+    log(replace(event, error=info))
+    log.close()
+
+
 def test_an_update_is_alive_while_its_lease_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -278,11 +286,15 @@ def test_an_update_is_alive_while_its_lease_is_held(
         status = monitoring.status()
         assert status is not None
         assert status["seconds"] > 3600  # until now, not until the file was written
-    status = monitoring.status(tmp_path)
+        _refuse(EventLog(event_directory(settings(tmp_path))))
+        running = monitoring.status()
+        assert running is not None
+        assert (running["update_id"], running["is_alive"]) == ("8c1f", True)
+    status = monitoring.status(tmp_path, update="8c1f")
     assert status is not None
     assert (status["is_alive"], status["process_id"], status["state"]) == (False, None, "RUNNING")
     assert status["seconds"] == 0  # until the last event
     with Lease.acquire(lease_path, holder={"update": "a later one"}):
         later = monitoring.status()
         assert later is not None
-        assert later["is_alive"] is False
+        assert (later["update_id"], later["is_alive"]) == ("0bad", False)
