@@ -65,14 +65,6 @@ _JVM_OPTIONS = (
     "--enable-native-access=ALL-UNNAMED",
 )
 
-# On a machine of few cores the optimizing compiler competes with Spark's start. With ten times
-# higher thresholds a short update takes a fifth less time; long loops are still compiled.
-_LATE_OPTIMIZING = (
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=400000",
-)
 # Without data, optimized code never pays off.
 _NO_OPTIMIZING = ("-XX:TieredStopAtLevel=1",)
 
@@ -137,7 +129,7 @@ def start_jvm(
     Raises `JVM_START_FAILED` with the last lines of the log.
     """
     last = os.pathsep.join(filter(None, (os.environ.get(_LAST_JARS), *last_jars)))
-    compiler = _NO_OPTIMIZING if analysis_only else _LATE_OPTIMIZING
+    compiler = _NO_OPTIMIZING if analysis_only else ()
     try:
         command = _java_command(conf, compiler, last) if directly else _submit_command(conf)
         gateway = _launch(command, {_LAST_JARS: last}, log, pass_fds, while_starting)

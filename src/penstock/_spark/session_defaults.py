@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from penstock._model.paths import local_path
 
 _PREFIX = "spark.databricks.delta."
-_HUGE_METHODS = "-XX:-DontCompileHugeMethods"
+_COMPILER = " ".join(
+    (
+        # Java would not compile generated methods of more than 8,000 bytes, such as 40 rules.
+        "-XX:-DontCompileHugeMethods",
+        # With few cores, the optimizing compiler competes with Spark's start and with short
+        # batches. Its thresholds are ten times higher; long loops are still compiled.
+        "-XX:Tier4InvocationThreshold=50000",
+        "-XX:Tier4MinInvocationThreshold=6000",
+        "-XX:Tier4CompileThreshold=150000",
+        "-XX:Tier4BackEdgeThreshold=400000",
+    )
+)
 _SECRETS = (
     "(?i)secret|passw|pwd|token|credential|access[.-]?key|api[.-]?key|account[.-]?key|private[.-]?key"
     "|jaas|sasl|keystore|truststore|connection[.-]?string|authorization|signature|fernet"
@@ -86,9 +97,8 @@ def session_defaults(
         "spark.locality.wait": "0s",
         # Every flow has its own generated code; 100 entries are too few for a large pipeline.
         "spark.sql.codegen.cache.maxEntries": "1000",
-        # Java would not compile generated methods of more than 8,000 bytes, such as 40 rules.
-        "spark.driver.defaultJavaOptions": _HUGE_METHODS,
-        "spark.executor.defaultJavaOptions": _HUGE_METHODS,
+        "spark.driver.defaultJavaOptions": _COMPILER,
+        "spark.executor.defaultJavaOptions": _COMPILER,
         # A commit with permanent conflicts should fail, not retry ten million times.
         f"{_PREFIX}maxCommitAttempts": "100",
         # Small commits follow each other closely: a checkpoint every ten of them is a stall.
