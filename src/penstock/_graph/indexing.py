@@ -247,7 +247,7 @@ def dataset_without_flow(shown: str, declared: Dataset) -> DefinitionError:
         "DATASET_WITHOUT_FLOW",
         f"no flow writes to streaming table {shown!r}",
         origin=declared.origin,
-        hint=f'add a flow: @append_flow(target="{declared.name}"), or in SQL '
+        hint=f'add a flow: @append_flow(target="{declared.name}"), or in SQL: '
         f"CREATE FLOW <name> AS INSERT INTO {declared.name} BY NAME SELECT ...",
     )
 

@@ -280,7 +280,7 @@ class _Run:
             self._after(PLANNED)
         if migration.stage == BUILDING:
             if (old := self._pipeline.state.flow(self._node.flow.name)) is not None:
-                # Of use if the flow gets its old checkpoint back.
+                # The new checkpoint deletes messages about files that the old one has not read.
                 layout = self._pipeline.tables.layout
                 forget_listings(self._files, layout, self._node.flow.name, old.epoch)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock._model.paths import local_path
 
 _PREFIX = "spark.databricks.delta."
-_COMPILER = " ".join(
+_COMPILER_OPTIONS = " ".join(
     (
         # Java would not compile generated methods of more than 8,000 bytes, such as 40 rules.
         "-XX:-DontCompileHugeMethods",
@@ -97,8 +97,8 @@ def session_defaults(
         "spark.locality.wait": "0s",
         # Every flow has its own generated code; 100 entries are too few for a large pipeline.
         "spark.sql.codegen.cache.maxEntries": "1000",
-        "spark.driver.defaultJavaOptions": _COMPILER,
-        "spark.executor.defaultJavaOptions": _COMPILER,
+        "spark.driver.defaultJavaOptions": _COMPILER_OPTIONS,
+        "spark.executor.defaultJavaOptions": _COMPILER_OPTIONS,
         # A commit with permanent conflicts should fail, not retry ten million times.
         f"{_PREFIX}maxCommitAttempts": "100",
         # Small commits follow each other closely: a checkpoint every ten of them is a stall.
