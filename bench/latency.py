@@ -54,7 +54,7 @@ def totals():
 
 
 def message(number: int) -> dict[str, float]:
-    """A row; every tenth breaks the rule."""
+    """A row; every tenth violates the rule."""
     return {"id": number, "key": number % KEYS, "amount": number % 10}
 
 

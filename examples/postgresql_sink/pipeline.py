@@ -11,7 +11,7 @@ DATABASE = {
 }
 
 
-@dp.table(comment="Checked orders; what breaks a rule is in orders_quarantine")
+@dp.table(comment="Valid orders; rows that violate a rule are in orders_quarantine")
 @dp.expect_or_drop("has_customer", "customer IS NOT NULL")
 @dp.expect_or_drop("not_negative", "amount >= 0")
 def orders():

@@ -10,7 +10,7 @@ def rows_of(table, key, **options):
     return reader.options(dbtable=table, partitionColumn=key, **options).load()
 
 
-@dp.table(comment="Each order once; what breaks a rule is in orders_quarantine")
+@dp.table(comment="Each order once; rows that violate a rule are in orders_quarantine")
 @dp.expect_or_drop("has_customer", "customer IS NOT NULL")
 @dp.expect_or_drop("not_negative", "amount >= 0")
 def orders():

@@ -374,7 +374,7 @@ def test_compared_updates_are_shown_side_by_side(open_page, problems, recorded) 
     page.wait_for_selector('del:has-text("drop: amount > 0")')
     page.wait_for_selector('ins:has-text("fail: amount > 0")')
     page.select_option('.choose label:has-text("Before") select', index=0)
-    page.wait_for_selector('[role=status]:has-text("Both have the same definitions")')
+    page.wait_for_selector('[role=status]:has-text("Both updates have the same definitions")')
     assert problems == []
 
 
@@ -532,7 +532,7 @@ def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_p
         page.check('label:has-text("All 25 shown") input')
         page.click('.chip:has-text("known_customer")')
         page.wait_for_selector('[role=status]:has-text("25 marked, 18 of them not shown")')
-        page.wait_for_selector('button:has-text("Replay the 15 rows that broke known_customer")')
+        page.wait_for_selector('button:has-text("Replay the 15 rows that violated known_customer")')
         assert page.evaluate(CONTRAST) == []
         page.click("text=Replay 25 marked rows")
         page.wait_for_selector('.job summary:has-text("25 marked rows"):has-text("failed")')
@@ -541,7 +541,7 @@ def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_p
         page.click("text=Clear marks")
         page.wait_for_selector(".refused-row input:checked", state="detached")
         page.click("text=Replay the 15 rows")
-        page.wait_for_selector('.job summary:has-text("that broke known_customer")')
+        page.wait_for_selector('.job summary:has-text("that violated known_customer")')
         assert page.locator("text=marked rows").count() == 0
         assert problems == []
     finally:

@@ -125,7 +125,7 @@ def figure(page, card: str, name: str) -> int:
 
 
 def failures(rule: str) -> int:
-    """How many rows broke a rule, of its line on a page."""
+    """How many rows violated a rule, of its line on a page."""
     shown = re.search(r"([\d,]+) failed", rule)
     return int(shown[1].replace(",", "")) if shown else 0
 

@@ -52,7 +52,7 @@ class Judged:
 
     Attributes:
         row: Its row in silver or in quarantine.
-        broken: Names of the drop rules that it breaks, in the order of their declaration.
+        broken: Names of the drop rules that it violates, in the order of their declaration.
         order: Messages with the same order are duplicates.
     """
 
@@ -225,7 +225,7 @@ def _compare_outcomes(
             broken = tuple(row.get("_failed_rules") or ())
             report.expect(
                 broken == verdict.broken,
-                f"{table} {position}: broken rules {broken} instead of {verdict.broken}",
+                f"{table} {position}: violated rules {broken} instead of {verdict.broken}",
             )
             if table == "orders_quarantine":
                 source = {"topic": TOPIC, "partition": position[0], "offset": position[1]}

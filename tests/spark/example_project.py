@@ -44,6 +44,6 @@ class Example:
         return self.spark.read.format("delta").load(str(path))
 
     def quarantined(self, name: str) -> list[tuple[list[str], dict[str, Any]]]:
-        """Broken rules and row of each record in the quarantine of a table."""
+        """Violated rules and row of each record in the quarantine of a table."""
         rows = self.table(f"{name}_quarantine").collect()
         return [(row["_failed_rules"], json.loads(row["_row"])) for row in rows]

@@ -154,7 +154,7 @@ def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
     assert _backfill(project, "daily", abandon=True).state == "abandoned"
     assert _backfill(project, "daily", **part).counts["removed"] == 3
     assert _ids(project, "daily") == [1, 3, 4, 5, None]
-    # Rows that break a new rule would not replace those that are in the table.
+    # Rows that violate a new rule would not replace those that are in the table.
     daily = "@dp.table\ndef daily"
     strict = SOURCE.replace(daily, f'@dp.expect_or_drop("low", "value < 5")\n{daily}')
     project.source(strict.split("@dp.materialized_view")[0])

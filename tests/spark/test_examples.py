@@ -283,7 +283,7 @@ def test_data_quality_example_writes_the_documented_rows(example):
     assert quality.rows("orders", "id") == [(1,), (2,), (5,)]
     assert quality.rows("totals") == [("ada", 5010), ("bob", 20)]
 
-    # One row breaks a fail rule: no row of its batch is written.
+    # One row violates a fail rule: no row of its batch is written.
     (quality.root / "data" / "2.json").write_text(
         '{"id": 6, "customer": "ada", "amount": 1}\n{"id": 7, "amount": 1000000}\n'
     )

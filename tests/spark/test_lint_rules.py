@@ -169,6 +169,6 @@ def test_null_values_are_traced_through_conditions(report: LintReport):
     assert rules["PSL502"] == "a row passes 'not_bad' when status is NULL"
     notes = [message for rule, _, message in of_file(report, "more.py") if rule == "PSL501"]
     assert notes == [
-        "a row breaks 'known_status' when status is NULL",
-        "a row breaks 'two' when amount is NULL",
+        "a row violates 'known_status' when status is NULL",
+        "a row violates 'two' when amount is NULL",
     ]

@@ -213,7 +213,7 @@ def test_only_chosen_rows_are_replayed(project: Project, capsys: pytest.CaptureF
     body = replay("--where", where, "--dry-run")
     assert (body["chosen"], body["would_move"], body["would_keep"]) == (2, 1, 1)
     assert (body["by_rule"], body["unfinished"]) == ({"small": 1}, False)
-    # The rows that break this rule still break it: no commit, and the version is the same.
+    # The rows that violate this rule still violate it: no commit, and the version is the same.
     body = replay("--rule", "has_id")
     assert (body["chosen"], body["moved"], body["kept"]) == (1, 0, 1)
     assert [project.version(name) for name in tables] == versions

@@ -117,7 +117,7 @@ def _rows(first: int, count: int) -> list[dict[str, Any]]:
 
 
 def _many(first: int, count: int) -> list[dict[str, Any]]:
-    """Rows of 1,009 keys, out of order, with duplicates of earlier rows; some break a rule."""
+    """Rows of 1,009 keys, out of order, with duplicates of earlier rows; some violate a rule."""
     rows = []
     for number in range(first, first + count):
         at = number - 50 if number % 40 == 0 else number

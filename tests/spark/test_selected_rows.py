@@ -103,7 +103,7 @@ def test_invalid_selection_is_refused_with_a_message(spark: Any, tmp_path: Path)
         ({"where": "rand() < 0.5"}, "not deterministic", ""),
         ({"where": "cast(_row AS INT) = 1"}, "for every row", "try_cast"),
         ({"where": "to_date(part, 'YYYY') IS NULL"}, "for every row", "try_cast"),
-        ({"rules": ("low", "hihg")}, "broke 'hihg'", "low, odd, or"),
+        ({"rules": ("low", "hihg")}, "violated 'hihg'", "low, odd, or"),
         ({"rows": ("0" * 16 + "-3",)}, "1 of the 1 selected rows", "list the quarantine again"),
     ):
         with pytest.raises((SpecError, PlanError)) as caught:

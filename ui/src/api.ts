@@ -1,6 +1,6 @@
-/** What the server says, and how to hear it. */
+/** Types and requests of the dashboard's HTTP API. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { hearServerTime } from "./place";
+import { setServerTime } from "./place";
 
 export interface Failure {
   condition: string;
@@ -42,13 +42,13 @@ export interface Card {
   rows: number | null;
   rows_per_second: number | null;
   batch_seconds: number | null;
-  /** Rows that wait at its sources. */
+  /** Rows at its sources that are not read yet. */
   lag: number | null;
   waiting_files: number | null;
-  /** Why a source gives no answer, and since when. */
+  /** Why a source does not respond, and since when. */
   problem: { message: string; since: string } | null;
   quarantined: number;
-  /** Rows that are in no quarantine. */
+  /** Rows that expectations dropped without a quarantine. */
   dropped: number;
   failed_checks: number;
   watermark_delay_seconds: number | null;
@@ -69,7 +69,7 @@ export interface Partition {
   latest: number | null;
   lag: number | null;
   seconds_behind: number | null;
-  /** Until retention removes what is not read yet. */
+  /** Until retention removes unread records. */
   seconds_to_loss: number | null;
   loss: "none" | "unknown" | "expected" | "happened";
   lost_records: number | null;
@@ -82,7 +82,7 @@ export interface Source {
   versions: number | null;
   waiting_rows: number | null;
   bytes: number | null;
-  /** Age of the oldest that waits. */
+  /** Age of the oldest unread file, version or record. */
   seconds_behind: number | null;
   problem: string | null;
   partitions: Partition[];
@@ -136,7 +136,7 @@ export interface Head {
   update_id: string;
   state: string | null;
   has_ended: boolean;
-  /** Its process is known to be gone, or a later update has begun. */
+  /** Its process ended without a final event, or a later update has started. */
   is_gone: boolean;
   message: string;
   started: number | null;
@@ -144,7 +144,7 @@ export interface Head {
   last_event: number | null;
   events: number;
   error: Failure | null;
-  /** The newest ones, and how many there were. */
+  /** The newest warnings; `all_warnings` is the number of all. */
   warnings: string[];
   all_warnings: number;
   properties: Record<string, string | boolean | string[]>;
@@ -154,7 +154,7 @@ export interface Head {
 export interface Update {
   pipeline: string;
   newest: boolean;
-  /** Of a long log, how much is read by now. */
+  /** Progress of reading a long event log. */
   read_percent: number | null;
   update: Head;
   cards: Card[];
@@ -211,7 +211,7 @@ export interface History {
   updates: Summary[];
 }
 
-/** Why something cannot be shown, and the way out. */
+/** Why data cannot be shown, and what to do. */
 export interface Problem {
   message: string;
   hint: string;
@@ -281,7 +281,7 @@ export interface RefusedPage {
   problem?: undefined;
 }
 
-/** Something that was one thing and is another; empty where it is not there. */
+/** A property in two updates; empty in the update that does not have it. */
 export interface Change {
   name: string;
   before: string;
@@ -309,21 +309,21 @@ export interface Differences {
   read_percent?: undefined;
 }
 
-const at = (key: string) => `api/pipelines/${encodeURIComponent(key)}`;
-const named = (update: string) => `update=${encodeURIComponent(update)}`;
+const pipelineUrl = (key: string) => `api/pipelines/${encodeURIComponent(key)}`;
+const updateQuery = (update: string) => `update=${encodeURIComponent(update)}`;
 
-async function get<T>(address: string, signal?: AbortSignal): Promise<T> {
-  const answer = await fetch(address, { signal });
-  hearServerTime(answer.headers.get("date"));
-  if (!answer.ok) throw new Error((await answer.text()) || `status ${answer.status}`);
-  return answer.json() as Promise<T>;
+async function get<T>(url: string, signal?: AbortSignal): Promise<T> {
+  const response = await fetch(url, { signal });
+  setServerTime(response.headers.get("date"));
+  if (!response.ok) throw new Error((await response.text()) || `status ${response.status}`);
+  return response.json() as Promise<T>;
 }
 
 export const getPipelines = (signal?: AbortSignal) => get<{ pipelines: Pipeline[] }>("api/pipelines", signal);
 export const getDataset = (key: string, update: string, name: string, signal?: AbortSignal) =>
-  get<Dataset>(`${at(key)}/dataset?${named(update)}&name=${encodeURIComponent(name)}`, signal);
+  get<Dataset>(`${pipelineUrl(key)}/dataset?${updateQuery(update)}&name=${encodeURIComponent(name)}`, signal);
 export const getHistory = (key: string, before: number | null, signal?: AbortSignal) =>
-  get<History>(`${at(key)}/updates?limit=50${before === null ? "" : `&before=${before}`}`, signal);
+  get<History>(`${pipelineUrl(key)}/updates?limit=50${before === null ? "" : `&before=${before}`}`, signal);
 
 export interface Job {
   what: string;
@@ -340,67 +340,67 @@ export interface Control {
   jobs?: Job[];
 }
 
-export const getControl = (key: string, signal?: AbortSignal) => get<Control>(`${at(key)}/control`, signal);
+export const getControl = (key: string, signal?: AbortSignal) => get<Control>(`${pipelineUrl(key)}/control`, signal);
 
-/** Starts, stops or replays; a refusal is an error with its reason. */
+/** Starts, stops or replays. Throws an error with the reason if the server refuses. */
 export async function act(key: string, what: "start" | "stop" | "replay", body: object): Promise<Control> {
-  const answer = await fetch(`${at(key)}/${what}`, {
+  const response = await fetch(`${pipelineUrl(key)}/${what}`, {
     method: "POST",
     headers: { "content-type": "application/json", "x-penstock-control": "1" },
     body: JSON.stringify(body),
   });
-  if (answer.ok) return answer.json() as Promise<Control>;
-  const text = await answer.text();
-  throw new Error(answer.status === 409 ? (JSON.parse(text) as { refused: string }).refused : text || `status ${answer.status}`);
+  if (response.ok) return response.json() as Promise<Control>;
+  const text = await response.text();
+  throw new Error(response.status === 409 ? (JSON.parse(text) as { refused: string }).refused : text || `status ${response.status}`);
 }
 
 export const getDifferences = (key: string, before: string, after: string, signal?: AbortSignal) =>
-  get<Differences | { read_percent: number }>(`${at(key)}/differences?before=${encodeURIComponent(before)}&after=${encodeURIComponent(after)}`, signal);
+  get<Differences | { read_percent: number }>(`${pipelineUrl(key)}/differences?before=${encodeURIComponent(before)}&after=${encodeURIComponent(after)}`, signal);
 
 export const getRows = (key: string, name: string, signal?: AbortSignal) =>
-  get<Rows | { problem: Problem }>(`${at(key)}/rows?name=${encodeURIComponent(name)}`, signal);
+  get<Rows | { problem: Problem }>(`${pipelineUrl(key)}/rows?name=${encodeURIComponent(name)}`, signal);
 export const getTable = (key: string, name: string, signal?: AbortSignal) =>
-  get<Table | { problem: Problem }>(`${at(key)}/table?name=${encodeURIComponent(name)}`, signal);
+  get<Table | { problem: Problem }>(`${pipelineUrl(key)}/table?name=${encodeURIComponent(name)}`, signal);
 export const getCode = (key: string, name: string, signal?: AbortSignal) =>
-  get<{ code: Code | null }>(`${at(key)}/code?name=${encodeURIComponent(name)}`, signal);
+  get<{ code: Code | null }>(`${pipelineUrl(key)}/code?name=${encodeURIComponent(name)}`, signal);
 export const getQuarantines = (key: string, signal?: AbortSignal) =>
-  get<{ tables: Quarantined[]; problem?: undefined } | { problem: Problem }>(`${at(key)}/quarantines`, signal);
-export const getQuarantine = (key: string, asked: { name: string; search: string; rule: string; before: string }, signal?: AbortSignal) =>
-  get<RefusedPage | { problem: Problem }>(`${at(key)}/quarantine?${new URLSearchParams(asked)}`, signal);
+  get<{ tables: Quarantined[]; problem?: undefined } | { problem: Problem }>(`${pipelineUrl(key)}/quarantines`, signal);
+export const getQuarantine = (key: string, query: { name: string; search: string; rule: string; before: string }, signal?: AbortSignal) =>
+  get<RefusedPage | { problem: Problem }>(`${pipelineUrl(key)}/quarantine?${new URLSearchParams(query)}`, signal);
 
-/** Asks again whenever `again` changes, at most once per second, and keeps the last answer meanwhile. */
-export function useAnswer<T>(ask: (signal: AbortSignal) => Promise<T>, about: string, again: unknown) {
-  const [answer, setAnswer] = useState<{ about: string; value?: T; problem?: string }>({ about });
-  const last = useRef({ about: "", at: 0, asked: 0, told: 0, stop: new AbortController() });
+/** Sends a request whenever `trigger` changes, at most once per second; keeps the last response until the next. */
+export function useResponse<T>(request: (signal: AbortSignal) => Promise<T>, subject: string, trigger: unknown) {
+  const [response, setResponse] = useState<{ subject: string; value?: T; problem?: string }>({ subject });
+  const last = useRef({ subject: "", at: 0, sent: 0, received: 0, stop: new AbortController() });
   useEffect(() => () => last.current.stop.abort(), []);
   useEffect(() => {
     const state = last.current;
-    const isNew = state.about !== about;
+    const isNew = state.subject !== subject;
     if (isNew) {
       state.stop.abort();
       state.stop = new AbortController();
-      state.about = about;
+      state.subject = subject;
     }
     const { signal } = state.stop;
     const wait = isNew ? 0 : Math.max(0, state.at + 1000 - Date.now());
     const timer = setTimeout(() => {
-      const number = ++state.asked;
+      const number = ++state.sent;
       state.at = Date.now();
-      // An answer that was overtaken by a later one, or is about what was shown before, is old news.
-      const isNews = () => {
-        if (signal.aborted || number < state.told) return false;
-        state.told = number;
+      // Ignore the response if a later one was received, or if another subject is shown now.
+      const isCurrent = () => {
+        if (signal.aborted || number < state.received) return false;
+        state.received = number;
         return true;
       };
-      ask(signal)
-        .then((value) => isNews() && setAnswer({ about, value }))
+      request(signal)
+        .then((value) => isCurrent() && setResponse({ subject, value }))
         .catch((error: Error) => {
-          if (isNews()) setAnswer((old) => ({ about, value: old.about === about ? old.value : undefined, problem: error.message }));
+          if (isCurrent()) setResponse((old) => ({ subject, value: old.subject === subject ? old.value : undefined, problem: error.message }));
         });
     }, wait);
     return () => clearTimeout(timer);
-  }, [about, again]);
-  return answer.about === about ? answer : { about };
+  }, [subject, trigger]);
+  return response.subject === subject ? response : { subject };
 }
 
 function merged<T>(old: T[], changed: T[], key: (item: T) => string): T[] {
@@ -411,9 +411,9 @@ function merged<T>(old: T[], changed: T[], key: (item: T) => string): T[] {
 
 export type Link = "connecting" | "live" | "lost" | "missing";
 
-const AGAIN_MS = 3000;
+const RECONNECT_MS = 3000;
 
-/** An update as it goes on. Nothing is asked for while the page is hidden. */
+/** Follows an update by server-sent events; the stream is closed while the page is hidden. */
 export function useUpdate(key: string, update: string): { body: Update | null; link: Link } {
   const [body, setBody] = useState<Update | null>(null);
   const [link, setLink] = useState<Link>("connecting");
@@ -423,15 +423,15 @@ export function useUpdate(key: string, update: string): { body: Update | null; l
     setBody(null);
     const open = () => {
       if (stream || document.hidden) return;
-      stream = new EventSource(`${at(key)}/stream?${named(update)}`);
+      stream = new EventSource(`${pipelineUrl(key)}/stream?${updateQuery(update)}`);
       const own = stream;
       stream.addEventListener("open", () => setLink("live"));
       stream.addEventListener("error", () => {
         setLink("lost");
-        // After an answer that is no stream (too many watch, a proxy is there alone) a browser gives up.
+        // Browsers do not reconnect after an error response: too many clients, or a proxy without the server.
         if (own.readyState !== EventSource.CLOSED || stream !== own) return;
         close();
-        retry = setTimeout(open, AGAIN_MS);
+        retry = setTimeout(open, RECONNECT_MS);
       });
       stream.addEventListener("missing", () => {
         close();
@@ -457,11 +457,11 @@ export function useUpdate(key: string, update: string): { body: Update | null; l
       stream?.close();
       stream = null;
     };
-    const turn = () => (document.hidden ? close() : open());
+    const openOrClose = () => (document.hidden ? close() : open());
     open();
-    document.addEventListener("visibilitychange", turn);
+    document.addEventListener("visibilitychange", openOrClose);
     return () => {
-      document.removeEventListener("visibilitychange", turn);
+      document.removeEventListener("visibilitychange", openOrClose);
       close();
     };
   }, [key, update]);

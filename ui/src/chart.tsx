@@ -11,8 +11,8 @@ export interface Line {
   color: string;
 }
 
-/** A single point has so much time around it. */
-const LONE_SECONDS = 30;
+/** Range of the time axis before and after a single point. */
+const SINGLE_POINT_SECONDS = 30;
 
 interface ChartProps {
   title: string;
@@ -21,7 +21,7 @@ interface ChartProps {
   format: (value: number) => string;
 }
 
-/** The colour that a custom property of the style sheet has now, for the canvas. */
+/** The current value of a custom property of the style sheet: a canvas cannot use `var()`. */
 function colorOf(name: string): string {
   const probe = document.createElement("span");
   probe.style.color = `var(${name})`;
@@ -50,7 +50,7 @@ export function Chart({ title, at, lines, format }: ChartProps) {
         height: 170,
         cursor: { sync: { key: "time" }, y: false, points: { size: 7 } },
         legend: { live: true },
-        scales: { x: { range: (plot, low, high) => (plot.data[0].length < 2 || low === high ? [low - LONE_SECONDS, low + LONE_SECONDS] : [low, high]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
+        scales: { x: { range: (plot, low, high) => (plot.data[0].length < 2 || low === high ? [low - SINGLE_POINT_SECONDS, low + SINGLE_POINT_SECONDS] : [low, high]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
         series: [
           { label: "time", value: (_, value) => (value === null ? "–" : when(value * 1000)) },
           ...lines.map((line) => ({
@@ -107,7 +107,7 @@ interface BarsProps {
 
 const MAX_BARS = 48;
 
-/** How much of the rows of each micro-batch broke a rule. */
+/** The share of failed rows in each micro-batch. */
 export function RuleBars({ passed, failed, at }: BarsProps) {
   const size = Math.max(1, Math.ceil(at.length / MAX_BARS));
   const bars: { good: number; bad: number; at: number }[] = [];

@@ -1,7 +1,7 @@
-/** Two updates beside each other. */
+/** Comparison of two updates. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { getDifferences, getHistory, useAnswer, type Change, type Difference, type Differences, type Head, type Pipeline, type Summary } from "./api";
+import { getDifferences, getHistory, useResponse, type Change, type Difference, type Differences, type Head, type Pipeline, type Summary } from "./api";
 import { count, moment, seconds } from "./format";
 import { Empty, headState, stateOf } from "./parts";
 import { LATEST, to, useNow, type Place } from "./place";
@@ -27,7 +27,7 @@ export function ComparePage({ pipeline, place }: Props) {
   useEffect(() => {
     const stop = new AbortController();
     getHistory(key, null, stop.signal)
-      .then((found) => setUpdates(found.updates))
+      .then((history) => setUpdates(history.updates))
       .catch((error: Error) => stop.signal.aborted || (console.warn(error.message), setUpdates([])));
     return () => stop.abort();
   }, [key]);
@@ -35,7 +35,7 @@ export function ComparePage({ pipeline, place }: Props) {
   const before = place.before || updates?.[1]?.update_id || "";
   return (
     <main id="main">
-      <nav class="crumbs" aria-label="Where you are">
+      <nav class="crumbs" aria-label="Breadcrumb">
         <a href={to.pipeline(key)}>{pipeline?.name ?? key}</a>
         <span aria-hidden="true">/</span>
         <a href={to.updates(key)}>Updates</a>
@@ -74,22 +74,22 @@ function Choice({ label, updates, chosen, choose }: { label: string; updates: Su
 function Both({ pipelineKey, before, after }: { pipelineKey: string; before: string; after: string }) {
   const [isReading, setReading] = useState(false);
   const now = useNow(isReading ? 1000 : 0);
-  const { value, problem } = useAnswer(
+  const { value, problem } = useResponse(
     (signal) =>
-      getDifferences(pipelineKey, before, after, signal).then((found) => {
-        setReading(found.read_percent !== undefined);
-        return found;
+      getDifferences(pipelineKey, before, after, signal).then((differences) => {
+        setReading(differences.read_percent !== undefined);
+        return differences;
       }),
     `${pipelineKey}\n${before}\n${after}`,
     now,
   );
-  if (!value) return <Empty title={problem ? `They could not be compared: ${problem}` : "Reading…"} />;
+  if (!value) return <Empty title={problem ? `The updates could not be compared: ${problem}` : "Reading…"} />;
   if (value.read_percent !== undefined) return <p class="notice">Reading a long event log: {value.read_percent} %.</p>;
-  const changed = [...value.datasets, ...value.flows].filter((one) => one.change !== "same").length + value.properties.length;
+  const changed = [...value.datasets, ...value.flows].filter((item) => item.change !== "same").length + value.properties.length;
   return (
     <>
       <Heads value={value} />
-      <p role="status">{changed ? `${count(changed)} ${changed === 1 ? "thing is" : "things are"} defined differently.` : "Both have the same definitions."}</p>
+      <p role="status">{changed ? `${count(changed)} ${changed === 1 ? "definition has" : "definitions have"} changed.` : "Both updates have the same definitions."}</p>
       {value.properties.length > 0 && (
         <section class="panel" aria-labelledby="settings">
           <h2 id="settings">Settings of the update</h2>
@@ -125,11 +125,11 @@ function Heads({ value }: { value: Differences }) {
               ["took", took],
               ["error", (head) => head.error?.condition || "–"],
             ] as [string, (head: Head) => ComponentChildren][]
-          ).map(([name, say]) => (
+          ).map(([name, format]) => (
             <tr>
               <td class="muted">{name}</td>
-              <td>{say(value.before)}</td>
-              <td>{say(value.after)}</td>
+              <td>{format(value.before)}</td>
+              <td>{format(value.after)}</td>
             </tr>
           ))}
         </tbody>
@@ -170,8 +170,8 @@ function Numbers({ item }: { item: Difference }) {
       {[
         ...(was !== is && was && is ? [`${look(was).word.toLowerCase()} → ${look(is).word.toLowerCase()}`] : []),
         ...shown.map(([name, [a, b]]) => {
-          const [label, say] = NUMBERS[name] ?? [name, count];
-          const text = (value: number | null) => (value === null ? "–" : say(value));
+          const [label, format] = NUMBERS[name] ?? [name, count];
+          const text = (value: number | null) => (value === null ? "–" : format(value));
           return `${label} ${a === b ? text(b) : `${text(a)} → ${text(b)}`}`;
         }),
       ].join(" · ")}
@@ -189,8 +189,8 @@ function Changes({ changes, title }: { changes: Change[]; title?: string }) {
           {changes.map((change) => (
             <tr>
               <td>{change.name}</td>
-              <td>{change.before ? <del>{change.before}</del> : <span class="muted">not there</span>}</td>
-              <td>{change.after ? <ins>{change.after}</ins> : <span class="muted">gone</span>}</td>
+              <td>{change.before ? <del>{change.before}</del> : <span class="muted">none</span>}</td>
+              <td>{change.after ? <ins>{change.after}</ins> : <span class="muted">removed</span>}</td>
             </tr>
           ))}
         </tbody>

@@ -1,24 +1,24 @@
-/** What a visitor may do, where the dashboard was started with --control; else nothing is shown. */
+/** Buttons to start, stop and replay; shown if the dashboard was started with --control. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { act, getControl, useAnswer, type Control, type Job } from "./api";
+import { act, getControl, useResponse, type Control, type Job } from "./api";
 import { count, moment, rowsText, seconds } from "./format";
 import { useNow } from "./place";
 
-const AGAIN_MS = 2000;
+const POLL_MS = 2000;
 
 export function useControl(key: string) {
   const [enabled, setEnabled] = useState(true);
   const [done, setDone] = useState<Control | null>(null);
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
-  const now = useNow(enabled ? AGAIN_MS : 0);
-  const { value } = useAnswer(
+  const now = useNow(enabled ? POLL_MS : 0);
+  const { value } = useResponse(
     (signal) =>
-      getControl(key, signal).then((found) => {
-        setEnabled(found.enabled);
+      getControl(key, signal).then((control) => {
+        setEnabled(control.enabled);
         setDone(null);
-        return found;
+        return control;
       }),
     key,
     now,
@@ -38,7 +38,7 @@ export function useControl(key: string) {
   return { control, ask, problem, busy, isFree };
 }
 
-function Said({ problem, children }: { problem: string; children: ComponentChildren }) {
+function ControlBar({ problem, children }: { problem: string; children: ComponentChildren }) {
   return (
     <div class="controls">
       {children}
@@ -56,7 +56,7 @@ export function Controls({ pipelineKey }: { pipelineKey: string }) {
   const starting = !runs && !isFree;
   const job = control.jobs?.[0];
   return (
-    <Said problem={problem}>
+    <ControlBar problem={problem}>
       {runs ? (
         isStopping ? (
           <button
@@ -92,7 +92,7 @@ export function Controls({ pipelineKey }: { pipelineKey: string }) {
             : "not running"}
       </span>
       {job && <LastJob job={job} />}
-    </Said>
+    </ControlBar>
   );
 }
 
@@ -101,8 +101,8 @@ function LastJob({ job }: { job: Job }) {
   return (
     <details class="job" open={failed}>
       <summary class={failed ? "bad-text" : "muted"}>
-        {job.what} of {moment(job.started)}, started here:{" "}
-        {job.ended === null ? "runs" : `${failed ? `failed with exit code ${job.exit_code}` : job.exit_code ? "stopped" : "done"} after ${seconds((job.ended - job.started) / 1000)}`}
+        {job.what}, started here at {moment(job.started)}:{" "}
+        {job.ended === null ? "running" : `${failed ? `failed with exit code ${job.exit_code}` : job.exit_code ? "stopped" : "done"} after ${seconds((job.ended - job.started) / 1000)}`}
       </summary>
       <pre>{job.output || "no output"}</pre>
     </details>
@@ -113,7 +113,7 @@ export function RefreshButtons({ pipelineKey, name, display }: { pipelineKey: st
   const { control, ask, problem, busy, isFree } = useControl(pipelineKey);
   if (!control?.enabled) return null;
   return (
-    <Said problem={problem}>
+    <ControlBar problem={problem}>
       <button type="button" class="action-button" disabled={busy || !isFree} onClick={() => ask("start", { refresh: [name], continuous: false })}>
         Refresh
       </button>
@@ -122,53 +122,53 @@ export function RefreshButtons({ pipelineKey, name, display }: { pipelineKey: st
         class="action-button danger"
         disabled={busy || !isFree}
         onClick={() =>
-          ask("start", { full_refresh: [name], continuous: false }, `Empty ${display} and recompute it from its sources? Rows that they no longer have are lost.`)
+          ask("start", { full_refresh: [name], continuous: false }, `Truncate ${display} and recompute it from its sources? Rows that are no longer in the sources are lost.`)
         }
       >
         Full refresh
       </button>
-      {!isFree && <span class="muted">not while the pipeline runs</span>}
-    </Said>
+      {!isFree && <span class="muted">not while the pipeline is running</span>}
+    </ControlBar>
   );
 }
 
 interface ReplayProps {
-  /** Of `useControl`. */
+  /** The result of `useControl`. */
   asking: ReturnType<typeof useControl>;
   name: string;
   display: string;
   rows: number | null;
-  /** The only rule whose rows are shown, and how many these are. */
+  /** The rule by which rows are filtered, and the number of its rows. */
   rule: string;
   ruleRows: number | null;
   marked: ReadonlySet<string>;
   onClear: () => void;
-  /** A replay that was asked for here has ended well. */
+  /** Called when a replay that was started here has succeeded. */
   onDone: () => void;
 }
 
-/** Replay of all rows, of those that broke a rule, or of those that are marked. */
+/** Replays all rows, the rows that violated a rule, or the marked rows. */
 export function ReplayBar({ asking, name, display, rows, rule, ruleRows, marked, onClear, onDone }: ReplayProps) {
   const { control, ask, problem, busy, isFree } = asking;
-  const asked = useRef(false);
+  const isWaiting = useRef(false);
   const job = control?.jobs?.[0];
   const end = job?.what.startsWith("replay") ? job.ended : null;
   useEffect(() => {
-    if (!asked.current || end === null) return;
-    asked.current = false;
+    if (!isWaiting.current || end === null) return;
+    isWaiting.current = false;
     if (job?.exit_code === 0) onDone();
   }, [job?.started, end]);
   if (!control?.enabled || (rows === 0 && !job?.what.startsWith("replay"))) return null;
   const replay = (which: string, body: object) => {
-    const isAsked = ask("replay", { name, ...body }, `Evaluate the rules of ${display} again for ${which} in quarantine? Rows that pass are added to the table.`);
-    asked.current = asked.current || isAsked;
+    const isSent = ask("replay", { name, ...body }, `Evaluate the rules of ${display} again for ${which} in quarantine? Rows that pass are added to the table.`);
+    isWaiting.current = isWaiting.current || isSent;
   };
   const isOff = busy || !isFree;
   const all = rows === null ? "all rows" : rows === 1 ? "the only row" : `all ${rowsText(rows)}`;
-  const broke = ruleRows === null ? "the rows" : ruleRows === 1 ? "the row" : `the ${rowsText(ruleRows)}`;
+  const violating = ruleRows === null ? "the rows" : ruleRows === 1 ? "the row" : `the ${rowsText(ruleRows)}`;
   const these = marked.size === 1 ? "the marked row" : `${count(marked.size)} marked rows`;
   return (
-    <Said problem={problem}>
+    <ControlBar problem={problem}>
       {marked.size > 0 && (
         <>
           <button type="button" class="action-button chosen" disabled={isOff} onClick={() => replay(these, { rows: [...marked] })}>
@@ -180,8 +180,8 @@ export function ReplayBar({ asking, name, display, rows, rule, ruleRows, marked,
         </>
       )}
       {rule && ruleRows !== 0 && (
-        <button type="button" class="action-button" disabled={isOff} onClick={() => replay(`${broke} that broke ${rule}`, { rules: [rule] })}>
-          Replay {broke} that broke {rule}
+        <button type="button" class="action-button" disabled={isOff} onClick={() => replay(`${violating} that violated ${rule}`, { rules: [rule] })}>
+          Replay {violating} that violated {rule}
         </button>
       )}
       {rows !== 0 && (
@@ -189,8 +189,8 @@ export function ReplayBar({ asking, name, display, rows, rule, ruleRows, marked,
           Replay {all}
         </button>
       )}
-      <span class="muted">{isFree ? "after a rule or the data was corrected" : "not while the pipeline runs"}</span>
+      <span class="muted">{isFree ? "after a rule or the data was corrected" : "not while the pipeline is running"}</span>
       {job?.what.startsWith("replay") && <LastJob job={job} />}
-    </Said>
+    </ControlBar>
   );
 }

@@ -1,9 +1,9 @@
-/** Everything about one dataset, sink or source. */
-import { getDataset, useAnswer, type Dataset, type Flow, type Link, type Update } from "./api";
+/** Details of a dataset, sink or source. */
+import { getDataset, useResponse, type Dataset, type Flow, type Link, type Update } from "./api";
 import { Chart, RuleBars } from "./chart";
 import { RefreshButtons } from "./control";
 import { behind, bytes, count, lag, moment, percent, rate, rowsText, seconds, short, when } from "./format";
-import { Empty, Fact, FailureBox, Reading, Silent } from "./parts";
+import { Empty, Fact, FailureBox, Reading, Unresponsive } from "./parts";
 import { to } from "./place";
 import { Waiting } from "./lag";
 import { ColumnLineage } from "./lineage";
@@ -23,16 +23,16 @@ const NO_TABLE = new Set(["source", "sink", "temporary view"]);
 
 export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
   const id = body?.update.update_id ?? "";
-  const again = `${id} ${body?.update.events ?? ""}`;
-  const { value, problem } = useAnswer<Dataset>(
+  const trigger = `${id} ${body?.update.events ?? ""}`;
+  const { value, problem } = useResponse<Dataset>(
     (signal) => getDataset(pipelineKey, update, name, signal),
     `${pipelineKey}\n${update}\n${name}`,
-    again,
+    trigger,
   );
   if (!value)
     return (
       <main id="main">
-        <Empty title={problem ? "This dataset is not in this update" : link === "lost" ? "The dashboard server does not answer" : "Loading…"}>
+        <Empty title={problem ? "This dataset is not in this update" : link === "lost" ? "The dashboard server does not respond" : "Loading…"}>
           {problem && <a href={to.pipeline(pipelineKey, update)}>Back to the pipeline</a>}
         </Empty>
       </main>
@@ -59,7 +59,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
   const isSource = card.kind === "source";
   return (
     <main id="main">
-      <nav class="crumbs" aria-label="Where you are">
+      <nav class="crumbs" aria-label="Breadcrumb">
         <a href={to.pipeline(pipelineKey, update)}>{body?.update.pipeline_name ?? pipelineKey}</a>
         <span aria-hidden="true">/</span>
         <span>{card.name}</span>
@@ -95,7 +95,7 @@ export function DatasetPage({ pipelineKey, update, name, body, link }: Props) {
           title={`${card.state === "FAILED" ? "Failed" : "Last error"}${value.error.at !== null ? ` at ${when(value.error.at)}` : ""}`}
         />
       )}
-      <Silent cards={[card]} />
+      <Unresponsive cards={[card]} />
       {!isSource && (
         <dl class="facts">
           <Fact name="Rows written">{short(card.rows)}</Fact>

@@ -1,4 +1,4 @@
-/** Numbers and times for people. */
+/** Formats of numbers and times. */
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
@@ -6,7 +6,7 @@ export const count = (value: number | null) => (value === null ? "–" : whole.f
 export const rowsText = (rows: number) => `${count(rows)} ${rows === 1 ? "row" : "rows"}`;
 export const short = (value: number | null) => (value === null || Math.abs(value) < 100_000 ? count(value) : compact.format(value));
 
-/** What waits at the sources of a dataset. */
+/** Unread rows or files at the sources of a dataset. */
 export function lag(rows: number | null, files: number | null): string {
   if (rows !== null) return short(rows);
   return files === null ? "–" : `${short(files)} ${files === 1 ? "file" : "files"}`;
@@ -19,7 +19,7 @@ export function rate(value: number | null): string {
 
 export function seconds(value: number | null): string {
   if (value === null) return "–";
-  // Less than nothing: the clocks of two machines.
+  // Negative if the clocks of two machines differ.
   if (value <= 0) return "0 s";
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 59.5) return `${value.toFixed(value < 9.95 ? 1 : 0)} s`;
@@ -31,7 +31,7 @@ export function seconds(value: number | null): string {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-/** A length of time where there is little room. */
+/** A short form of a duration. */
 export function brief(value: number | null): string {
   if (value === null) return "–";
   if (value < 59.5) return seconds(value);
@@ -39,7 +39,7 @@ export function brief(value: number | null): string {
   return value < 172_800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86_400)} d`;
 }
 
-/** A watermark in relation to the clock. */
+/** The delay of a watermark. */
 export function behind(delay: number | null): string {
   if (delay === null) return "–";
   return delay < 0 ? `${brief(-delay)} ahead` : `${brief(delay)} behind`;
@@ -62,7 +62,7 @@ export function moment(at: number): string {
   return `${day}, ${date.toLocaleTimeString("en-GB")}`;
 }
 
-/** A time of today by the clock, another one with its day. */
+/** A time with its date, or without it if that is today. */
 export const when = (at: number) => (new Date(at).toDateString() === new Date().toDateString() ? clock(at) : moment(at));
 
 export function ago(at: number, now: number): string {
@@ -74,6 +74,6 @@ export function percent(part: number, all: number): string {
   if (!all) return "–";
   const value = (100 * part) / all;
   if (part && value < 0.1) return "< 0.1 %";
-  // Never "100 %" as long as something is missing.
+  // Never round up to "100 %".
   return `${part < all && value > 99.9 ? "> 99.9" : value.toFixed(value === 0 || value === 100 ? 0 : 1)} %`;
 }

@@ -1,4 +1,4 @@
-/** The pipeline as a graph: cards and edges on a plane that can be moved and zoomed. */
+/** The graph of a pipeline: cards and edges on a plane that can be panned and zoomed. */
 import { Graph as Layout, layout } from "@dagrejs/dagre";
 import { Component } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -14,7 +14,7 @@ const MARGIN = 28;
 const FAR = 0.5;
 const TOOLS = 40;
 const LEGIBLE = 0.24;
-const STILL = 120;
+const MAX_ANIMATED_EDGES = 120;
 
 interface Box {
   x: number;
@@ -47,14 +47,14 @@ function plan(cards: Card[], edges: Edge[], direction: "LR" | "TB"): Plan {
     boxes.set(card.id, { x: node.x - node.width / 2, y: node.y - node.height / 2, w: node.width, h: node.height });
   }
   const paths = drawn.map((edge) => {
-    const found = graph.edge(edge.from, edge.to) as { points: { x: number; y: number }[] };
-    return { edge, d: curve(boxes.get(edge.from)!, boxes.get(edge.to)!, found.points, direction) };
+    const line = graph.edge(edge.from, edge.to) as { points: { x: number; y: number }[] };
+    return { edge, d: curve(boxes.get(edge.from)!, boxes.get(edge.to)!, line.points, direction) };
   });
   const size = graph.graph() as { width?: number; height?: number };
   return { boxes, paths, width: size.width ?? 0, height: size.height ?? 0 };
 }
 
-/** From the middle of a side to the middle of a side, by way of the points between. */
+/** The path between the sides of two boxes, through the points of the layout. */
 function curve(from: Box, to: Box, points: { x: number; y: number }[], direction: "LR" | "TB"): string {
   const across = direction === "LR";
   const start = across ? [from.x + from.w, from.y + from.h / 2] : [from.x + from.w / 2, from.y + from.h];
@@ -80,7 +80,7 @@ function Figure({ name, value, alarm }: { name: string; value: string; alarm?: b
   );
 }
 
-/** Of a long path its last parts, which tell more than its first ones; of another name both ends. */
+/** A long path is shortened to its last parts, another long name to its start and end. */
 function shortened(name: string): string {
   const parts = name.split("/");
   if (name.length <= 28) return name;
@@ -98,7 +98,7 @@ interface CardProps {
   onFocus: (id: string) => void;
 }
 
-/** One card; drawn again only when something about it has changed. */
+/** A card; rendered again only if its properties have changed. */
 class CardBox extends Component<CardProps> {
   shouldComponentUpdate(next: CardProps) {
     const { card, box, href, dim, near } = this.props;
@@ -181,7 +181,7 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
     const { x, y, k } = view.current;
     if (!plane.current || !frame.current) return;
     plane.current.style.transform = `translate(${x}px, ${y}px) scale(${k})`;
-    // While it moves, the plane is scaled as a picture; when it rests, it is drawn sharply again.
+    // While it moves, the plane is scaled as a bitmap; it is rendered again when it stops.
     plane.current.classList.add("moving");
     clearTimeout(rest.current);
     rest.current = setTimeout(settle, moved.current ? 160 : 0);
@@ -203,7 +203,7 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
     const height = box.height - TOOLS;
     const k = clamp(Math.min(box.width / drawing.width, height / drawing.height), least, 1);
     view.current = {
-      // What does not fit is cut on its far side: data comes from the left, or from the top.
+      // If the graph does not fit, show its start: data flows from the left, or from the top.
       x: Math.max(direction === "LR" ? 0 : -Infinity, (box.width - drawing.width * k) / 2),
       y: Math.max(direction === "TB" ? TOOLS : -Infinity, TOOLS + (height - drawing.height * k) / 2 - MARGIN * k * 0.5),
       k,
@@ -267,7 +267,7 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
     const last = pointers.current.get(event.pointerId);
     if (!last) return;
     if (!event.buttons) {
-      // It was let go where nobody heard of it.
+      // The button was released outside of the window.
       pointers.current.delete(event.pointerId);
       return;
     }
@@ -293,8 +293,8 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
   };
 
   const matches = (card: Card) => !wanted || card.name.toLowerCase().includes(wanted.toLowerCase());
-  const found = wanted ? cards.filter(matches) : [];
-  const near = useMemo(() => reach(focused, edges), [focused, edges]);
+  const results = wanted ? cards.filter(matches) : [];
+  const near = useMemo(() => connected(focused, edges), [focused, edges]);
 
   const key = (event: KeyboardEvent) => {
     if (event.target === search.current || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -320,13 +320,13 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
   }, []);
 
   const states = new Map(cards.map((card) => [card.id, card]));
-  const flows = edges.length <= STILL;
+  const flows = edges.length <= MAX_ANIMATED_EDGES;
   return (
     <div
       class="graph"
       ref={frame}
       role="group"
-      aria-label="Pipeline graph. Arrow keys go from card to card, Enter opens, plus and minus zoom, 0 fits, slash searches."
+      aria-label="Pipeline graph. Arrow keys move between cards, Enter opens a card, plus and minus zoom, 0 fits the graph, slash searches."
       onPointerDown={down}
       onPointerMove={move}
       onPointerUp={up}
@@ -379,15 +379,15 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
           value={wanted}
           onInput={(event) => setWanted(event.currentTarget.value)}
           onKeyDown={(event) => {
-            if (event.key === "Enter" && found[0]) {
-              show(found[0].id, true);
-              frame.current!.querySelector<HTMLElement>(`[data-card="${CSS.escape(found[0].id)}"]`)?.focus({ preventScroll: true });
+            if (event.key === "Enter" && results[0]) {
+              show(results[0].id, true);
+              frame.current!.querySelector<HTMLElement>(`[data-card="${CSS.escape(results[0].id)}"]`)?.focus({ preventScroll: true });
             }
             if (event.key === "Escape") setWanted("");
           }}
         />
         <span class="found" role="status">
-          {wanted && `${found.length} of ${cards.length}`}
+          {wanted && `${results.length} of ${cards.length}`}
         </span>
         <button type="button" aria-label="Zoom in" title="Zoom in (+)" onClick={() => zoom(1.25)}>
           +
@@ -403,10 +403,10 @@ export function Graph({ pipeline, update, cards, edges }: GraphProps) {
   );
 }
 
-/** Everything that a dataset comes from, and everything that comes from it. */
-function reach(id: string, edges: Edge[]): Set<string> {
-  const found = new Set<string>();
-  if (!id) return found;
+/** All datasets upstream and downstream of a dataset. */
+function connected(id: string, edges: Edge[]): Set<string> {
+  const result = new Set<string>();
+  if (!id) return result;
   const walk = (from: "from" | "to", into: "from" | "to") => {
     const queue = [id];
     const seen = new Set(queue);
@@ -416,14 +416,14 @@ function reach(id: string, edges: Edge[]): Set<string> {
           seen.add(edge[into]);
           queue.push(edge[into]);
         }
-    for (const each of seen) found.add(each);
+    for (const each of seen) result.add(each);
   };
   walk("from", "to");
   walk("to", "from");
-  return found;
+  return result;
 }
 
-/** The nearest card in a direction; without one to start from, the first. */
+/** The nearest card in a direction; the first card if none has the focus. */
 function neighbour(boxes: Map<string, Box>, from: string, [dx, dy]: [number, number]): string | null {
   const start = boxes.get(from);
   if (!start) return boxes.keys().next().value ?? null;

@@ -1,4 +1,4 @@
-/** What waits at a source of a flow, how old it is, and until when it is there. */
+/** Unread data at a source of a flow, its age, and when retention removes it. */
 import type { Partition, Source } from "./api";
 import { brief, bytes, count, rowsText } from "./format";
 
@@ -15,16 +15,16 @@ function summary(source: Source): string[] {
 }
 
 export function Waiting({ source }: { source: Source }) {
-  const said = summary(source);
+  const facts = summary(source);
   const { partitions, shards } = source;
-  if (!said.length && !partitions.length && !shards.length && !source.problem) return null;
+  if (!facts.length && !partitions.length && !shards.length && !source.problem) return null;
   return (
     <div class="waiting">
       <h3>
         <code>{source.description}</code>
       </h3>
       {source.problem && <p class="warn-text">{source.problem}</p>}
-      {said.length > 0 && <p class={source.files || source.versions ? "warn-text" : "muted"}>{said.join(" · ")}</p>}
+      {facts.length > 0 && <p class={source.files || source.versions ? "warn-text" : "muted"}>{facts.join(" · ")}</p>}
       {partitions.length > 0 && <Partitions partitions={partitions} />}
       {shards.length > 0 && (
         <dl class="pairs">

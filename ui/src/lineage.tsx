@@ -1,4 +1,4 @@
-/** Columns, and the columns that they are made of. */
+/** The columns of a dataset and the columns from which they are computed. */
 import type { ColumnInput, Dataset } from "./api";
 
 interface Props {
@@ -11,20 +11,20 @@ interface Props {
 const words = (how: string) => how.toLowerCase().replaceAll("_", " ");
 
 export function ColumnLineage({ lineage, columns, names, link }: Props) {
-  const input = (one: ColumnInput) => (
+  const input = (source: ColumnInput) => (
     <li>
-      {one.dataset ? (
-        <a href={link(one.dataset)}>
+      {source.dataset ? (
+        <a href={link(source.dataset)}>
           <code>
-            {names.get(one.dataset) ?? one.dataset}.{one.column}
+            {names.get(source.dataset) ?? source.dataset}.{source.column}
           </code>
         </a>
       ) : (
         <code>
-          {one.place} {one.column}
+          {source.place} {source.column}
         </code>
       )}
-      {one.how !== "IDENTITY" && <span class="muted small-text"> {words(one.how)}</span>}
+      {source.how !== "IDENTITY" && <span class="muted small-text"> {words(source.how)}</span>}
     </li>
   );
   const order = [...new Set([...columns.filter((column) => !column.depth).map((column) => column.name), ...Object.keys(lineage.columns)])];

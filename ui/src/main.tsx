@@ -1,4 +1,4 @@
-/** The frame around the pages. */
+/** The application: navigation bar and pages. */
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getPipelines, useUpdate, type Link, type Pipeline } from "./api";
@@ -12,33 +12,33 @@ import "./style.css";
 import { toggleTheme, useTheme } from "./theme";
 import { UpdatesPage } from "./updates";
 
-const AGAIN_MS = 4000;
-const PATIENCE_MS = 60_000;
+const POLL_MS = 4000;
+const TIMEOUT_MS = 60_000;
 
 function App() {
   const place = usePlace();
   const [pipelines, setPipelines] = useState<Pipeline[] | null>(null);
   const [problem, setProblem] = useState("");
-  const isAsking = useRef(false);
-  const tick = useNow(AGAIN_MS);
+  const isPending = useRef(false);
+  const tick = useNow(POLL_MS);
   useEffect(() => {
-    // A slow answer is waited for: asking anew each time would get none at all.
-    if (document.hidden || isAsking.current) return;
-    isAsking.current = true;
-    getPipelines(AbortSignal.timeout(PATIENCE_MS))
-      .then((found) => {
-        setPipelines((old) => (JSON.stringify(old) === JSON.stringify(found.pipelines) ? old : found.pipelines));
+    // Wait for a slow response: a new request would abort it.
+    if (document.hidden || isPending.current) return;
+    isPending.current = true;
+    getPipelines(AbortSignal.timeout(TIMEOUT_MS))
+      .then((response) => {
+        setPipelines((old) => (JSON.stringify(old) === JSON.stringify(response.pipelines) ? old : response.pipelines));
         setProblem("");
       })
       .catch((error: Error) => setProblem(error.message))
-      .finally(() => (isAsking.current = false));
+      .finally(() => (isPending.current = false));
   }, [tick]);
 
   const shown = useRef("");
   useEffect(() => {
-    const about = [place.dataset.split(".").pop(), place.page === "updates" && "updates", place.page === "quarantine" && "quarantine", place.page === "compare" && "differences", place.pipeline, "Penstock"];
-    document.title = about.filter(Boolean).join(" · ");
-    // After a change of page the focus starts at its beginning, as with a page load.
+    const title = [place.dataset.split(".").pop(), place.page === "updates" && "updates", place.page === "quarantine" && "quarantine", place.page === "compare" && "differences", place.pipeline, "Penstock"];
+    document.title = title.filter(Boolean).join(" · ");
+    // Move the focus to the top of a new page, as a page load does.
     const now = `${place.page} ${place.pipeline} ${place.dataset}`;
     if (shown.current && shown.current !== now) {
       scrollTo(0, 0);

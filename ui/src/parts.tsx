@@ -1,4 +1,4 @@
-/** Pieces that several pages share. */
+/** Components that several pages use. */
 import type { ComponentChildren } from "preact";
 import type { Card, Failure, Head, Pipeline, Summary, Update } from "./api";
 import { moment, seconds, when } from "./format";
@@ -11,7 +11,7 @@ export function headState(head: Head): string | null {
   return head.is_gone ? "INTERRUPTED" : head.state;
 }
 
-/** The last results, oldest first, each with its shape as well as its colour. */
+/** The states of the last updates, oldest first, as icons. */
 export function Dots({ pipeline, current }: { pipeline: Pipeline; current?: string }) {
   const updates = pipeline.updates;
   return (
@@ -69,8 +69,8 @@ export function FailureBox({ failure, title, href }: { failure: Failure; title: 
   );
 }
 
-/** Datasets that wait for a source which gives no answer, by what is wrong with it. */
-export function Silent({ cards }: { cards: Card[] }) {
+/** Datasets whose sources do not respond, grouped by problem. */
+export function Unresponsive({ cards }: { cards: Card[] }) {
   const problems = new Map<string, { names: string[]; since: string }>();
   for (const { name, problem } of cards) {
     if (!problem) continue;
@@ -81,7 +81,7 @@ export function Silent({ cards }: { cards: Card[] }) {
   return (
     <>
       {[...problems].map(([message, { names, since }]) => (
-        <section class="failure warns" aria-label="No answer" role="status">
+        <section class="failure warns" aria-label="No response" role="status">
           <strong>
             {names.length > 3 ? `${names.length} datasets wait` : `${names.join(", ")} ${names.length === 1 ? "waits" : "wait"}`}: {message}
           </strong>

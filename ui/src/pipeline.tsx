@@ -1,10 +1,10 @@
-/** One update of a pipeline: how it is, its graph, its datasets, its timeline. */
+/** An update of a pipeline: its state, graph, datasets and timeline. */
 import { useState } from "preact/hooks";
 import type { Card, Flow, Link, Pipeline, Update } from "./api";
 import { ago, brief, count, lag, moment, rate, seconds, short, when } from "./format";
 import { Controls } from "./control";
 import { Graph } from "./graph";
-import { Dots, Empty, Fact, FailureBox, headState, Reading, Silent } from "./parts";
+import { Dots, Empty, Fact, FailureBox, headState, Reading, Unresponsive } from "./parts";
 import { to, useNow } from "./place";
 import { look, StateBadge } from "./state";
 
@@ -43,7 +43,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
           <h1>{pipeline.name}</h1>
           <Controls pipelineKey={pipelineKey} />
           <Empty title="No update yet">
-            Start one with <code>penstock run</code>. This page shows it by itself. Events are looked for in{" "}
+            Start one with <code>penstock run</code>. It then appears on this page. The event log is{" "}
             <code>{pipeline.event_log}</code>
           </Empty>
         </main>
@@ -58,7 +58,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
       );
     return (
       <main id="main">
-        <Empty title={link === "lost" ? "The dashboard server does not answer" : "Reading the event log…"}>
+        <Empty title={link === "lost" ? "The dashboard server does not respond" : "Reading the event log…"}>
           {link === "lost" && "This page retries automatically."}
         </Empty>
       </main>
@@ -83,11 +83,11 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
           </h1>
           <p class="muted">
             {head.started !== null && <>started {moment(head.started)}, </>}
-            {runs ? "running for " : head.is_gone ? "was heard for " : "took "}
+            {runs ? "running for " : head.is_gone ? "ran for at least " : "took "}
             {head.started !== null && seconds((end - head.started) / 1000)}
             {head.properties.continuous ? ", continuous" : ", triggered"}
             {quiet > QUIET_SECONDS && (
-              <span class="warn-text"> · no event for {brief(quiet)}: idle, or stuck</span>
+              <span class="warn-text"> · no event for {brief(quiet)}: idle or stuck</span>
             )}
           </p>
         </div>
@@ -100,11 +100,11 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
           <strong>This update was interrupted</strong>
           <p class="hint">
             Its process ended without a final event
-            {head.last_event !== null && <>; the last event is of {moment(head.last_event)}</>}.
+            {head.last_event !== null && <>; its last event was at {moment(head.last_event)}</>}.
             {body.newest && (
               <>
                 {" "}
-                <strong>Hint</strong> start it with <code>penstock run</code>: it continues from the last commits.
+                <strong>Hint</strong> start it again with <code>penstock run</code>: it continues from the last commits.
               </>
             )}
           </p>
@@ -136,7 +136,7 @@ export function PipelinePage({ pipelines, pipeline, pipelineKey, update, body, l
           </ul>
         </details>
       )}
-      {runs && <Silent cards={real} />}
+      {runs && <Unresponsive cards={real} />}
       <dl class="facts">
         <Fact name="Datasets">{datasetsText(real)}</Fact>
         <Fact name="Rows/s read">{runs ? rate(total(real.map((card) => card.rows_per_second))) : "–"}</Fact>
@@ -363,7 +363,7 @@ function Timeline({ pipelineKey, update, body, end }: { pipelineKey: string; upd
   );
 }
 
-/** How long a flow was at work. */
+/** How long a flow was running. */
 function worked(flow: Flow, end: number): string {
   const parts = stretches(flow, end).filter((part) => part.state === "RUNNING" || part.state === "STARTING");
   if (!parts.length) return "";

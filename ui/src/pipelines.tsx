@@ -1,4 +1,4 @@
-/** All pipelines that this server shows. */
+/** The list of pipelines. */
 import type { Pipeline } from "./api";
 import { ago, moment, seconds } from "./format";
 import { Dots, Empty, stateOf } from "./parts";

@@ -1,4 +1,4 @@
-/** Addresses within the page, after the `#`. */
+/** Routes of the dashboard: the fragment of the URL, after the `#`. */
 import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 
 export interface Place {
@@ -19,7 +19,7 @@ export const to = {
   pipeline: (key: string, update = LATEST) => `#/${part(key)}${update === LATEST ? "" : `/update/${part(update)}`}`,
   dataset: (key: string, name: string, update = LATEST) => `${to.pipeline(key, update)}/dataset/${part(name)}`,
   updates: (key: string) => `#/${part(key)}/updates`,
-  /** Two updates beside each other; the newest two without their ids. */
+  /** The comparison of two updates; of the newest two if the ids are empty. */
   compare: (key: string, before = "", after = "") => `#/${part(key)}/compare${before && after && `/${part(before)}/${part(after)}`}`,
   quarantine: (key: string, name = "", rule = "") =>
     `#/${part(key)}/quarantine${name && `/${part(name)}`}${name && rule && `/${part(rule)}`}`,
@@ -62,30 +62,30 @@ function decoded(text: string): string {
 
 export function usePlace(): Place {
   const [place, setPlace] = useState(() => placeOf(location.hash));
-  // Before the browser continues: a change until an effect after the paint would be missed.
+  // A layout effect: a change before the first paint would be missed by an ordinary effect.
   useLayoutEffect(() => {
-    const turn = () => setPlace(placeOf(location.hash));
-    addEventListener("hashchange", turn);
-    return () => removeEventListener("hashchange", turn);
+    const update = () => setPlace(placeOf(location.hash));
+    addEventListener("hashchange", update);
+    return () => removeEventListener("hashchange", update);
   }, []);
   return place;
 }
 
-const AT_MOST_WRONG_MS = 2000;
-let ahead = 0;
+const MAX_CLOCK_ERROR_MS = 2000;
+let clockOffset = 0;
 
-/** Takes the `Date` of an answer: events have the times of the server, and this clock may be wrong. */
-export function hearServerTime(date: string | null): void {
+/** Sets the clock from the `Date` of a response: events have the server's timestamps, and the local clock may be wrong. */
+export function setServerTime(date: string | null): void {
   const at = Date.parse(date ?? "");
   if (Number.isNaN(at)) return;
-  // Of whole seconds, and some time ago.
-  const found = at + 500 - Date.now();
-  ahead = Math.abs(found) < AT_MOST_WRONG_MS ? 0 : found;
+  // `Date` is truncated to seconds.
+  const offset = at + 500 - Date.now();
+  clockOffset = Math.abs(offset) < MAX_CLOCK_ERROR_MS ? 0 : offset;
 }
 
-const serverNow = () => Date.now() + ahead;
+const serverNow = () => Date.now() + clockOffset;
 
-/** The server's time, renewed as often as asked for; `0` stands still. */
+/** The server's time, updated every `everyMs` milliseconds; `0` does not update it. */
 export function useNow(everyMs: number): number {
   const [now, setNow] = useState(serverNow);
   useEffect(() => {

@@ -1,16 +1,16 @@
-/** Rows that broke a rule: per pipeline how many, per dataset which ones and why. */
+/** Quarantined rows: their number per table, and the rows of a table with the rules that they violated. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { getQuarantine, getQuarantines, useAnswer, type Pipeline, type Problem, type Quarantined, type Refused } from "./api";
+import { getQuarantine, getQuarantines, useResponse, type Pipeline, type Problem, type Quarantined, type Refused } from "./api";
 import { ReplayBar, useControl } from "./control";
 import { ago, count, moment, rowsText, short } from "./format";
 import { Empty } from "./parts";
 import { to, useNow, type Place } from "./place";
 import { ProblemText } from "./rows";
 
-const AGAIN_MS = 5000;
+const POLL_MS = 5000;
 const TYPING_MS = 300;
-/** As many as one replay takes. */
-const MOST_MARKED = 1000;
+/** The limit of rows in a replay. */
+const MAX_MARKED = 1000;
 
 interface Props {
   pipeline: Pipeline | null;
@@ -22,13 +22,13 @@ const byCount = (rules: Record<string, number>) => Object.entries(rules).sort((a
 
 export function QuarantinePage({ pipeline, place }: Props) {
   const key = place.pipeline;
-  const now = useNow(AGAIN_MS);
-  const { value, problem } = useAnswer((signal) => getQuarantines(key, signal), key, now);
+  const now = useNow(POLL_MS);
+  const { value, problem } = useResponse((signal) => getQuarantines(key, signal), key, now);
   const tables = value && !value.problem ? value.tables : null;
   const table = tables?.find((each) => each.dataset === place.dataset);
   return (
     <main id="main">
-      <nav class="crumbs" aria-label="Where you are">
+      <nav class="crumbs" aria-label="Breadcrumb">
         <a href={to.pipeline(key)}>{pipeline?.name ?? key}</a>
         <span aria-hidden="true">/</span>
         {place.dataset ? (
@@ -48,7 +48,7 @@ export function QuarantinePage({ pipeline, place }: Props) {
           <h1>Quarantine</h1>
           {value?.problem && <ProblemText problem={value.problem} />}
           {!value && <Empty title={problem ? `The quarantine could not be read: ${problem}` : "Reading…"} />}
-          {tables && !tables.length && <Empty title="No table has a quarantine">No row of this pipeline broke a rule that drops or quarantines it.</Empty>}
+          {tables && !tables.length && <Empty title="No table has a quarantine">No row of this pipeline violated a rule that drops or quarantines rows.</Empty>}
           {tables && tables.length > 0 && <Overview pipelineKey={key} tables={tables} now={now} />}
         </>
       )}
@@ -75,11 +75,11 @@ function Overview({ pipelineKey, tables, now }: { pipelineKey: string; tables: Q
   );
 }
 
-/** How many rows broke each rule; each is also the way to those rows. */
+/** The number of rows per violated rule; each links to these rows. */
 function Rules({ table, chosen, pipelineKey }: { table: Quarantined; chosen: string; pipelineKey: string }) {
   const rules = byCount(table.rules);
   const isPart = table.rows !== null && table.counted < table.rows;
-  if (!rules.length) return <p class="muted">{table.rows === 0 ? "It is empty." : "Counting…"}</p>;
+  if (!rules.length) return <p class="muted">{table.rows === 0 ? "The quarantine is empty." : "Counting…"}</p>;
   return (
     <div class="by-rule">
       <ul class="chips" aria-label="By rule">
@@ -87,7 +87,7 @@ function Rules({ table, chosen, pipelineKey }: { table: Quarantined; chosen: str
           <li>
             <a class="chip" href={to.quarantine(pipelineKey, table.dataset, rule === chosen ? "" : rule)} aria-current={rule === chosen ? "true" : undefined}>
               {rule} <strong>{short(rows)}</strong>
-              {rule === chosen && <span aria-label="no longer only this rule"> ×</span>}
+              {rule === chosen && <span aria-label="remove the filter"> ×</span>}
             </a>
           </li>
         ))}
@@ -97,7 +97,7 @@ function Rules({ table, chosen, pipelineKey }: { table: Quarantined; chosen: str
   );
 }
 
-interface Found {
+interface Results {
   rows: Refused[];
   next: string | null;
   searched: number;
@@ -108,17 +108,17 @@ interface Found {
 function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; name: string; rule: string; table?: Quarantined }) {
   const [typed, setTyped] = useState("");
   const [search, setSearch] = useState("");
-  const [found, setFound] = useState<Found | null>(null);
+  const [results, setResults] = useState<Results | null>(null);
   const [busy, setBusy] = useState(true);
   const stop = useRef<AbortController | null>(null);
   const asking = useControl(pipelineKey);
   const [marked, setMarked] = useState<ReadonlySet<string>>(new Set());
-  // Marks stay while rows are searched and filtered: they are of the whole quarantine.
+  // Marks are kept when the search or the filter changes.
   const mark = (ids: string[], on: boolean) =>
     setMarked((old) => {
       const fresh = new Set(old);
       for (const id of ids) if (!on) fresh.delete(id);
-      else if (fresh.size < MOST_MARKED) fresh.add(id);
+      else if (fresh.size < MAX_MARKED) fresh.add(id);
       return fresh;
     });
   const clear = () => setMarked(new Set());
@@ -128,21 +128,21 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
     return () => clearTimeout(timer);
   }, [typed]);
 
-  const load = (before: string, old: Found | null) => {
+  const load = (before: string, old: Results | null) => {
     stop.current?.abort();
     const own = (stop.current = new AbortController());
     setBusy(true);
     getQuarantine(pipelineKey, { name, search, rule, before }, own.signal)
       .then((page) => {
         setBusy(false);
-        if (page.problem) return setFound({ rows: [], next: null, searched: 0, total: null, problem: page.problem });
+        if (page.problem) return setResults({ rows: [], next: null, searched: 0, total: null, problem: page.problem });
         const rows = [...(old?.rows ?? []), ...page.rows];
-        setFound({ rows, next: page.next, searched: (old?.searched ?? 0) + page.searched, total: page.total });
+        setResults({ rows, next: page.next, searched: (old?.searched ?? 0) + page.searched, total: page.total });
       })
       .catch((error: Error) => {
         if (own.signal.aborted) return;
         setBusy(false);
-        setFound({ rows: old?.rows ?? [], next: old?.next ?? null, searched: 0, total: null, problem: { message: error.message, hint: "" } });
+        setResults({ rows: old?.rows ?? [], next: old?.next ?? null, searched: 0, total: null, problem: { message: error.message, hint: "" } });
       });
   };
   useEffect(() => {
@@ -151,7 +151,7 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
   }, [pipelineKey, name, search, rule]);
 
   const isNarrow = !!(search || rule);
-  const grew = found && table && found.total !== null && table.rows !== null && table.rows !== found.total;
+  const grew = results && table && results.total !== null && table.rows !== null && table.rows !== results.total;
   return (
     <>
       <div class="page-head">
@@ -185,8 +185,8 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
         />
       )}
       {table && !table.problem && <Rules table={table} chosen={rule} pipelineKey={pipelineKey} />}
-      {found?.problem && <ProblemText problem={found.problem} />}
-      {grew && !found.problem && (
+      {results?.problem && <ProblemText problem={results.problem} />}
+      {grew && !results.problem && (
         <p class="notice">
           The quarantine has changed.{" "}
           <button type="button" class="small-button" onClick={() => load("", null)}>
@@ -197,23 +197,23 @@ function TableRows({ pipelineKey, name, rule, table }: { pipelineKey: string; na
       <p class="muted small-text" role="status">
         {busy
           ? "Reading…"
-          : found && !found.problem
+          : results && !results.problem
             ? isNarrow
-              ? `${count(found.rows.length)} found in the ${found.next === null ? "" : "newest "}${count(found.searched)} rows`
-              : `The newest ${count(found.rows.length)}${found.total === null ? "" : ` of ${count(found.total)}`} rows`
+              ? `${count(results.rows.length)} found in the ${results.next === null ? "" : "newest "}${count(results.searched)} rows`
+              : `The newest ${count(results.rows.length)}${results.total === null ? "" : ` of ${count(results.total)}`} rows`
             : ""}
       </p>
-      {found && !found.problem && !found.rows.length && !busy && found.next === null && (
+      {results && !results.problem && !results.rows.length && !busy && results.next === null && (
         <Empty title={isNarrow ? "No rows match" : "The quarantine is empty"} />
       )}
-      {asking.control?.enabled && !!found?.rows.length && !found.problem && <MarkAll ids={found.rows.map((row) => row.id)} marked={marked} onMark={mark} />}
+      {asking.control?.enabled && !!results?.rows.length && !results.problem && <MarkAll ids={results.rows.map((row) => row.id)} marked={marked} onMark={mark} />}
       <ol class="refused">
-        {found?.rows.map((row) => (
-          <Row key={row.id} row={row} marked={asking.control?.enabled ? marked.has(row.id) : null} isFull={marked.size >= MOST_MARKED} onMark={mark} />
+        {results?.rows.map((row) => (
+          <Row key={row.id} row={row} marked={asking.control?.enabled ? marked.has(row.id) : null} isFull={marked.size >= MAX_MARKED} onMark={mark} />
         ))}
       </ol>
-      {found?.next != null && !found.problem && (
-        <button type="button" class="load" disabled={busy} onClick={() => load(found.next!, found)}>
+      {results?.next != null && !results.problem && (
+        <button type="button" class="load" disabled={busy} onClick={() => load(results.next!, results)}>
           {isNarrow ? "Search older rows" : "Show older rows"}
         </button>
       )}
@@ -239,13 +239,13 @@ function MarkAll({ ids, marked, onMark }: { ids: string[]; marked: ReadonlySet<s
       </label>
       <span class="muted small-text" role="status">
         {marked.size > 0 && `${count(marked.size)} marked${elsewhere > 0 ? `, ${count(elsewhere)} of them not shown` : ""}`}
-        {marked.size >= MOST_MARKED && ": one replay takes no more"}
+        {marked.size >= MAX_MARKED && ": the limit of a replay"}
       </span>
     </div>
   );
 }
 
-/** A row; with a check box unless `marked` is null. */
+/** A row; has a check box unless `marked` is null. */
 function Row({ row, marked, isFull, onMark }: { row: Refused; marked: boolean | null; isFull: boolean; onMark: Mark }) {
   return (
     <li class={marked ? "panel refused-row marked" : "panel refused-row"}>
@@ -276,7 +276,7 @@ function Row({ row, marked, isFull, onMark }: { row: Refused; marked: boolean | 
   );
 }
 
-/** One member a line where the row is a long object; numbers stay as they are written. */
+/** Long JSON objects get a line per field; not if they have numbers that JavaScript would round. */
 function pretty(text: string): string {
   try {
     const value: unknown = JSON.parse(text);

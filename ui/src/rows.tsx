@@ -1,4 +1,4 @@
-/** Some rows of a table, asked for only when somebody wants to see them. */
+/** Rows of a table, which are read when the user requests them. */
 import { useEffect, useState } from "preact/hooks";
 import { getRows, type Problem, type Rows } from "./api";
 import { count } from "./format";
@@ -12,48 +12,48 @@ export function ProblemText({ problem }: { problem: Problem }) {
 }
 
 export function RowsPanel({ pipelineKey, name }: { pipelineKey: string; name: string }) {
-  const [asked, setAsked] = useState(0);
-  const [found, setFound] = useState<Rows | { problem: Problem } | null>(null);
+  const [requests, setRequests] = useState(0);
+  const [result, setResult] = useState<Rows | { problem: Problem } | null>(null);
   useEffect(() => {
-    setFound(null);
-    setAsked(0);
+    setResult(null);
+    setRequests(0);
   }, [pipelineKey, name]);
   useEffect(() => {
-    if (!asked) return;
+    if (!requests) return;
     const stop = new AbortController();
     getRows(pipelineKey, name, stop.signal)
-      .then(setFound)
-      .catch((error: Error) => stop.signal.aborted || setFound({ problem: { message: `The rows could not be read: ${error.message}`, hint: "" } }));
+      .then(setResult)
+      .catch((error: Error) => stop.signal.aborted || setResult({ problem: { message: `The rows could not be read: ${error.message}`, hint: "" } }));
     return () => stop.abort();
-  }, [pipelineKey, name, asked]);
+  }, [pipelineKey, name, requests]);
   return (
     <section class="panel" aria-labelledby="rows">
       <h2 id="rows">
         Rows
-        {found && !found.problem && (
+        {result && !result.problem && (
           <span class="muted">
-            {count(found.rows.length)} of {found.total === null ? "the table" : count(found.total)}, version {found.version}
+            {count(result.rows.length)} of {result.total === null ? "the table" : count(result.total)}, version {result.version}
           </span>
         )}
-        <button type="button" class="small-button" onClick={() => setAsked(asked + 1)} aria-busy={asked > 0 && !found}>
-          {asked ? "Read again" : "Show rows"}
+        <button type="button" class="small-button" onClick={() => setRequests(requests + 1)} aria-busy={requests > 0 && !result}>
+          {requests ? "Read again" : "Show rows"}
         </button>
       </h2>
-      {asked > 0 && !found && <p class="muted">Reading…</p>}
-      {found?.problem && <ProblemText problem={found.problem} />}
-      {found && !found.problem && (found.rows.length ? <Grid found={found} /> : <p class="muted">The table is empty.</p>)}
+      {requests > 0 && !result && <p class="muted">Reading…</p>}
+      {result?.problem && <ProblemText problem={result.problem} />}
+      {result && !result.problem && (result.rows.length ? <Grid result={result} /> : <p class="muted">The table is empty.</p>)}
     </section>
   );
 }
 
-function Grid({ found }: { found: Rows }) {
+function Grid({ result }: { result: Rows }) {
   return (
     <>
       <div class="scrolls rows" tabIndex={0} role="group" aria-label="Rows">
         <table>
           <thead>
             <tr>
-              {found.columns.map((column) => (
+              {result.columns.map((column) => (
                 <th scope="col" title={column.type}>
                   {column.name}
                 </th>
@@ -61,7 +61,7 @@ function Grid({ found }: { found: Rows }) {
             </tr>
           </thead>
           <tbody>
-            {found.rows.map((row) => (
+            {result.rows.map((row) => (
               <tr>
                 {row.map((cell) => (
                   <td>{cell === null ? <span class="muted">NULL</span> : <code title={cell.length > 60 ? cell : undefined}>{cell}</code>}</td>
@@ -73,7 +73,7 @@ function Grid({ found }: { found: Rows }) {
       </div>
       <p class="muted small-text">
         Rows of the newest files first. Values that look like secrets are masked
-        {found.more_columns > 0 && <>; {count(found.more_columns)} more columns are not shown</>}.
+        {result.more_columns > 0 && <>; {count(result.more_columns)} more columns are not shown</>}.
       </p>
     </>
   );

@@ -1,4 +1,4 @@
-/** States: always an icon and a word beside the colour. */
+/** States are shown by an icon and a word, not by color alone. */
 
 interface Look {
   word: string;
@@ -32,7 +32,7 @@ const LOOKS: Record<string, Look> = {
   SETTING_UP_TABLES: { word: "Setting up tables", tone: "run", path: hourglass },
   STOPPING: { word: "Stopping", tone: "run", path: square },
   CANCELED: { word: "Stopped", tone: "wait", path: square },
-  NO_ANSWER: { word: "No answer", tone: "warn", path: question },
+  NO_ANSWER: { word: "No response", tone: "warn", path: question },
   INTERRUPTED: { word: "Interrupted", tone: "warn", path: question },
 };
 const UNKNOWN: Look = { word: "Unknown", tone: "wait", path: question };

@@ -1,5 +1,5 @@
-/** What stands behind a dataset: the code of its declaration, its files and its versions. */
-import { getCode, getTable, useAnswer, type Code, type Table } from "./api";
+/** The code of a dataset, and the files and versions of its table. */
+import { getCode, getTable, useResponse, type Code, type Table } from "./api";
 import { bytes, count, when } from "./format";
 import { ProblemText } from "./rows";
 
@@ -9,7 +9,7 @@ interface Props {
 }
 
 export function CodePanel({ pipelineKey, name }: Props) {
-  const { value } = useAnswer((signal) => getCode(pipelineKey, name, signal), `${pipelineKey} ${name}`, 0);
+  const { value } = useResponse((signal) => getCode(pipelineKey, name, signal), `${pipelineKey} ${name}`, 0);
   if (!value?.code) return null;
   return <Listing code={value.code} />;
 }
@@ -21,7 +21,7 @@ function Listing({ code }: { code: Code }) {
       <h2 id="code">
         Code{" "}
         <span class="muted">
-          {code.file}, from line {code.line}, as it is now
+          {code.file}, line {code.line}, current version
         </span>
       </h2>
       <pre class="listing scrolls" tabIndex={0}>
@@ -32,14 +32,14 @@ function Listing({ code }: { code: Code }) {
           </span>
         ))}
       </pre>
-      {code.is_cut && <p class="muted small-text">It is truncated.</p>}
+      {code.is_cut && <p class="muted small-text">The code is truncated.</p>}
     </section>
   );
 }
 
 export function TablePanel({ pipelineKey, name, version }: Props & { version: number | null }) {
-  const { value } = useAnswer((signal) => getTable(pipelineKey, name, signal), `${pipelineKey} ${name}`, version ?? 0);
-  // What keeps rows from being shown is said where they would stand.
+  const { value } = useResponse((signal) => getTable(pipelineKey, name, signal), `${pipelineKey} ${name}`, version ?? 0);
+  // The panel of the rows shows the problem.
   if (!value || value.problem) return null;
   return <Versions table={value} />;
 }
@@ -72,18 +72,18 @@ function Versions({ table }: { table: Table }) {
             </tr>
           </thead>
           <tbody>
-            {table.versions.map((one) => (
+            {table.versions.map((entry) => (
               <tr>
-                <td class="number">{count(one.version)}</td>
-                <td>{one.at ? when(one.at) : "–"}</td>
-                <td>{one.operation.toLowerCase()}</td>
+                <td class="number">{count(entry.version)}</td>
+                <td>{entry.at ? when(entry.at) : "–"}</td>
+                <td>{entry.operation.toLowerCase()}</td>
                 <td>
-                  {one.flow}
-                  {one.batch_id !== null && `, batch ${count(one.batch_id)}`}
+                  {entry.flow}
+                  {entry.batch_id !== null && `, batch ${count(entry.batch_id)}`}
                 </td>
-                <td class="number">{one.rows === null ? "–" : count(one.rows)}</td>
-                <td class="number">{count(one.files_added)}</td>
-                <td class="number">{count(one.files_removed)}</td>
+                <td class="number">{entry.rows === null ? "–" : count(entry.rows)}</td>
+                <td class="number">{count(entry.files_added)}</td>
+                <td class="number">{count(entry.files_removed)}</td>
               </tr>
             ))}
           </tbody>

@@ -1,4 +1,4 @@
-/** Light or dark: as the system says, until someone chooses. */
+/** The light or dark theme: that of the system unless the user selects one. */
 import { useEffect, useState } from "preact/hooks";
 
 export type Theme = "light" | "dark";
@@ -36,7 +36,7 @@ export function toggleTheme() {
     if (chosen) localStorage.setItem(KEY, chosen);
     else localStorage.removeItem(KEY);
   } catch {
-    // Without storage the choice lasts as long as the page.
+    // Without storage, the selection is lost when the page is closed.
   }
   apply();
 }
@@ -44,9 +44,9 @@ export function toggleTheme() {
 export function useTheme(): Theme {
   const [theme, setTheme] = useState(current);
   useEffect(() => {
-    const turn = () => setTheme(current());
-    listeners.add(turn);
-    return () => void listeners.delete(turn);
+    const update = () => setTheme(current());
+    listeners.add(update);
+    return () => void listeners.delete(update);
   }, []);
   return theme;
 }

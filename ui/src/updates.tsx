@@ -1,4 +1,4 @@
-/** The history of a pipeline. */
+/** The updates of a pipeline. */
 import { useEffect, useState } from "preact/hooks";
 import { getHistory, type Pipeline, type Summary } from "./api";
 import { moment, seconds } from "./format";
@@ -21,11 +21,11 @@ export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | nu
 
   const load = (before: number | null, signal?: AbortSignal) =>
     getHistory(pipelineKey, before, signal)
-      .then((found) => {
-        // What was loaded of earlier ones stays when there is a new one.
-        setUpdates((old) => (before === null ? joined(found.updates, old) : joined(old, found.updates)));
-        setNext((old) => (before === null && old !== undefined ? old : found.next));
-        setTotal(found.total);
+      .then((history) => {
+        // Keep the older updates that were loaded already.
+        setUpdates((old) => (before === null ? joined(history.updates, old) : joined(old, history.updates)));
+        setNext((old) => (before === null && old !== undefined ? old : history.next));
+        setTotal(history.total);
         setProblem("");
       })
       .catch((error: Error) => signal?.aborted || setProblem(error.message));
@@ -45,7 +45,7 @@ export function UpdatesPage({ pipeline, pipelineKey }: { pipeline: Pipeline | nu
   const shown = updates.map((update) => ({ update, state: stateOf(update) })).filter(({ state }) => !only || state === only);
   return (
     <main id="main">
-      <nav class="crumbs" aria-label="Where you are">
+      <nav class="crumbs" aria-label="Breadcrumb">
         <a href={to.pipeline(pipelineKey)}>{pipeline?.name ?? pipelineKey}</a>
         <span aria-hidden="true">/</span>
         <span>Updates</span>

@@ -269,9 +269,9 @@ class _Writer:
         condition = program.value(split.condition, scope)
         rule = f'@dp.expect_or_quarantine("valid", {condition})\n'
         adopted.notes += [
-            f"the check of {function.name} is a rule: rows that break it are in quarantine, and "
+            f"the check of {function.name} is a rule: rows that violate it are in quarantine, and "
             f"not in {program.source(split.bad)}",
-            "rows for which the condition is NULL break the rule; a filter by its opposite does "
+            "rows for which the condition is NULL violate the rule; a filter by its opposite does "
             "not have them",
         ]
         body.statements.add(function)

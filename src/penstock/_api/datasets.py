@@ -51,7 +51,7 @@ def table(
         sequence_by: Not available yet.
         format: Only `delta` is written.
         output_mode: `append`, `complete` or `update`; chosen by the query if not given.
-        quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
+        quarantine: Whether rows that violate a drop rule are kept in `<table>_quarantine`.
         late_rows: `drop` or `quarantine`: what happens to rows older than the watermark. Spark
             drops them, which is counted; `quarantine` keeps them.
         deduplicate_by: Columns that identify a row. A row whose key the table has already is not

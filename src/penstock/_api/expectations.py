@@ -23,18 +23,18 @@ _PARAMETERS = {
 
 @checked_call
 def expect(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Keep and count rows that break a rule.
+    """Keep and count rows that violate a rule.
 
     Args:
         name: Name of the rule, unique within its dataset.
-        inv: SQL boolean expression or Column. A row passes only when it is true: NULL breaks it.
+        inv: SQL boolean expression or Column. A row passes only when it is true: NULL violates it.
     """
     return _single_rule("expect", name, inv, OnViolation.WARN)
 
 
 @checked_call
 def expect_or_drop(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Move rows that break a rule to quarantine and count them.
+    """Move rows that violate a rule to quarantine and count them.
 
     Parameters as of `expect`: a row passes only when `inv` is true.
     """
@@ -52,7 +52,7 @@ def expect_or_quarantine(name: str, inv: "str | Column") -> Callable[[F], F]:
 
 @checked_call
 def expect_or_fail(name: str, inv: "str | Column") -> Callable[[F], F]:
-    """Fail the flow if a row breaks a rule, and write nothing of its batch.
+    """Fail the flow if a row violates a rule, and write nothing of its batch.
 
     Parameters as of `expect`: a row passes only when `inv` is true.
     """
@@ -89,7 +89,7 @@ def expect_unique(
 ) -> Callable[[F], F]:
     """No two rows of a materialized view have the same values in some columns.
 
-    Every row that shares its values with another one breaks the rule. NULL equals NULL.
+    Every row that shares its values with another one violates the rule. NULL equals NULL.
 
     Args:
         name: Name of the rule, unique within its dataset.

@@ -117,7 +117,7 @@ class ProcessControl:
         self._run("update", [*arguments, *self._choice, "--", *self._project])
 
     def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
-        """Replay the quarantine of a dataset: rows that broke one of the rules, or with an id."""
+        """Replay the quarantine of a dataset: rows that violated one of the rules, or with an id."""
         project = [f"--project={path}" for path in self._project]
         chosen = [f"--rule={rule}" for rule in rules]
         what = f"replay of {dataset}"
@@ -125,7 +125,7 @@ class ProcessControl:
             chosen.append(f"--row={','.join(map(_name, rows))}")
             what += f", {len(rows):,} marked row{'' if len(rows) == 1 else 's'}"
         if rules:
-            what += f", rows that broke {' or '.join(rules)}"
+            what += f", rows that violated {' or '.join(rules)}"
         words = ["quarantine", "replay", *chosen, *project, *self._choice, "--", _name(dataset)]
         self._run(what, words)
 

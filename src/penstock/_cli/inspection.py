@@ -46,7 +46,7 @@ def preview(
 @_quarantine.command("list", epilog="Example: penstock quarantine list --output json")
 @options.grouped
 def list_tables(*, project: options.ReadOptions, output: options.Output = "text") -> None:
-    """Print how many rows of each table are in quarantine, and which rules they broke."""
+    """Print how many rows of each table are in quarantine, and which rules they violated."""
     from penstock._repair.reading import list_quarantines
 
     quarantines = list_quarantines(project.settings())
@@ -62,7 +62,7 @@ def list_tables(*, project: options.ReadOptions, output: options.Output = "text"
         for rule, rows in item.by_rule.items() or [("-", None)]:
             lines.append((table, count, rule, "-" if rows is None else f"{rows:,}"))
             table = count = ""
-    print_table(("table", "rows", "rule", "broken by"), lines, right=("rows", "broken by"))
+    print_table(("table", "rows", "rule", "violated by"), lines, right=("rows", "violated by"))
 
 
 @_quarantine.command(
@@ -76,7 +76,7 @@ def show(
     project: options.ReadOptions,
     output: options.Output = "text",
 ) -> None:
-    """Print quarantined rows of a table with the rules that they broke. JSON has their ids."""
+    """Print quarantined rows of a table with the rules that they violated. JSON has their ids."""
     from penstock._repair.reading import read_quarantine
 
     rows = read_quarantine(project.settings(), table, limit, ids=output == "json")
@@ -196,7 +196,7 @@ def preview_lines(preview: "ReplayPreview", *, is_all: bool) -> Iterator[str]:
         f"{preview.keeps:,} would stay in quarantine"
     )
     for rule, rows in preview.by_rule.items():
-        yield f"  {plural(rows, 'row')} would break {rule}"
+        yield f"  {plural(rows, 'row')} would violate {rule}"
     yield "nothing was changed (--dry-run)"
 
 

@@ -1,4 +1,4 @@
-"""`init`: a small example project that runs, with a rule that some of its rows break; `test`."""
+"""`init`: a small example project that runs, with a rule that some of its rows violate; `test`."""
 
 import re
 from importlib.resources import files

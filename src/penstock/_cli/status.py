@@ -303,7 +303,7 @@ def _cell(value: float | None) -> str:
 
 def _lag(lag: Mapping[str, Any]) -> str:
     if any(source.get("problem") for source in lag.get("sources", ())):
-        return "no answer"
+        return "no response"
     if lag.get("records") is None:
         return "-"
     mark = " (falls behind)" if lag["falls_behind"] else ""

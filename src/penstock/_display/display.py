@@ -127,7 +127,7 @@ def summary_lines(view: UpdateView) -> list[str]:
             if rule.failed:
                 total = rule.passed + rule.failed
                 lines.append(
-                    f"rule {rule.name} of {dataset.display}: broken by {rule.failed:,} of "
+                    f"rule {rule.name} of {dataset.display}: violated by {rule.failed:,} of "
                     f"{plural(total, 'row')}"
                 )
         if dataset.deleted:

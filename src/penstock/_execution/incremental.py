@@ -224,7 +224,7 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
         is_strict = dataset.declared.refresh_policy == "incremental_strict"
         # A complete refresh, to which the error of the policy refers, would refuse the value, too.
         is_final = is_final or (is_strict and is_refused_by_ansi(text))
-        # Its rows have the one that broke the rule.
+        # Its rows have the one that violated the rule.
         is_final = is_final or parse_failure(text) is not None
         if is_final or "cancelled" in text.lower():
             raise

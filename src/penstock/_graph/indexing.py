@@ -159,7 +159,7 @@ class _Indexing:
             elif dataset.quarantine is None and self._settings.quarantine:
                 lost = []
                 if any(action.removes for action in actions):
-                    lost.append("rows that break its rules are dropped and counted, not kept")
+                    lost.append("rows that violate its rules are dropped and counted, not kept")
                 if key in of_events:
                     lost.append("an invalid change event fails its flow")
                 if lost:

@@ -61,17 +61,17 @@ def findings_of_dataset(
         for name, message in _of_rule(rule, rules.get(rule.name)):
             yield finding(name, message, rule.origin)
         if rule.on_violation is OnViolation.FAIL and is_streaming:
-            yield finding("PSL505", f"a row that breaks {rule.name!r} stops the flow", rule.origin)
+            yield finding("PSL505", f"a row that violates {rule.name!r} stops the flow", rule.origin)
         kept = quarantine if dataset.quarantine is None else dataset.quarantine
         if dataset.kind is DatasetKind.TEMPORARY_VIEW:
             if rule.on_violation is not OnViolation.FAIL:
                 lost = "dropped, neither counted nor kept"
                 consequence = lost if rule.on_violation.removes else "not counted"
                 yield finding(
-                    "PSL507", f"rows that break {rule.name!r} are {consequence}", rule.origin
+                    "PSL507", f"rows that violate {rule.name!r} are {consequence}", rule.origin
                 )
         elif rule.on_violation is OnViolation.DROP and not kept:
-            yield finding("PSL504", f"rows that break {rule.name!r} are not kept", rule.origin)
+            yield finding("PSL504", f"rows that violate {rule.name!r} are not kept", rule.origin)
     if dataset.kind is DatasetKind.TEMPORARY_VIEW or dataset.expectations:
         return
     for facts in queries.values():
@@ -94,7 +94,7 @@ def _of_rule(rule: Expectation, facts: RuleFacts | None) -> Iterator[tuple[str, 
     if breaks:
         yield (
             "PSL501",
-            f"a row breaks {rule.name!r} when {' or '.join(breaks)} is NULL"
+            f"a row violates {rule.name!r} when {' or '.join(breaks)} is NULL"
             + (", and is removed" if rule.on_violation.removes else ""),
         )
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 class AlertKind(StrEnum):
     FAILURE_RATE = "failure_rate"
-    """Share of rows that broke a rule, over the last batches."""
+    """Share of rows that violated a rule, over the last batches."""
     BACKLOG = "backlog"
     """Records that wait at the sources of a flow."""
     NO_PROGRESS = "no_progress_seconds"

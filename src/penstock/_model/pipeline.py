@@ -113,7 +113,7 @@ class PipelineSettings:
         started_in: Folder from which it was started; the second place of relative paths.
         configuration: Spark and free keys that source files read with `spark.conf.get`.
         source_patterns: File paths, or folders ending in `/**`, relative to `root`.
-        quarantine: Whether rows that break a drop rule are kept in `<table>_quarantine`.
+        quarantine: Whether rows that violate a drop rule are kept in `<table>_quarantine`.
         master: Spark master URL; `None` means `local[*]` unless Spark's own conf says otherwise.
         continuous: Whether the pipeline is meant to run until it is stopped.
         import_roots: Absolute folders that source files import from, besides root and their own.

@@ -219,7 +219,7 @@ class AlertBook:
             if total < max(1, rule.min_rows):
                 continue
             rate = failed / total
-            text = f"{failed:,} of {total:,} rows ({rate:.2%}) break {name} of {dataset}"
+            text = f"{failed:,} of {total:,} rows ({rate:.2%}) violate {name} of {dataset}"
             self._set(rule, f"{dataset}: {name}", rate, text, fires=rate > rule.threshold)
 
     def _failed(self, flow: str, event: Event) -> None:

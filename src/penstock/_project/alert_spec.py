@@ -21,7 +21,7 @@ class AlertRuleSpec(SpecPart):
         strict=False,
         ge=0,
         lt=1,
-        description="Share of rows that break a rule: 0.05 is 5 %.",
+        description="Share of rows that violate a rule: 0.05 is 5 %.",
     )
     backlog: Count | None = Field(
         default=None, description="Records that wait at the sources of a flow."

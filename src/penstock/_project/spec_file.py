@@ -189,7 +189,7 @@ class _Settings(SpecPart):
         default=None, description="Whether the pipeline is under development."
     )
     quarantine: Truth | None = Field(
-        default=None, description="Whether rows that break a drop rule are kept."
+        default=None, description="Whether rows that violate a drop rule are kept."
     )
     master: str | None = Field(default=None, description="Spark master URL.")
     paths: dict[str, str] = Field(

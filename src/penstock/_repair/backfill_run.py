@@ -218,7 +218,7 @@ class BackfillRun:
         return identified.join(all_known, reduce(Column.__and__, same), "left_anti")
 
     def _without_quarantined(self, batch: DataFrame) -> DataFrame:
-        """The events that are not in quarantine; all events that break no rule are kept."""
+        """The events that are not in quarantine; all events that violate no rule are kept."""
         if self.plan.quarantine_version < 0 or ROW not in batch.columns:
             return batch
         quarantine = batch.sparkSession.read.format("delta").option(
@@ -268,7 +268,7 @@ class BackfillRun:
             raise PlanError(
                 "BACKFILL_WOULD_LOSE_ROWS",
                 f"{old:,} rows of {self.dataset.display} match {self.plan.where}, but only {new:,} "
-                "of the range match it and break no drop rule: nothing was replaced",
+                "of the range match it and violate no drop rule: nothing was replaced",
                 origin=self.node.flow.origin,
                 hint="widen the range or narrow the condition so that the range has all of these "
                 "rows; --accept-fewer replaces them anyway",

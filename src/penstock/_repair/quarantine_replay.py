@@ -5,7 +5,7 @@ Two tables change, and a Delta commit covers one table. So the outcome for each 
 1. The rules are applied to the rows of one version of the quarantine, which are written to a
    staging folder with their destination. The journal, written last, says that they are complete.
 2. The rows that pass are added to the table.
-3. The files of that version are removed from the quarantine, and the rows that still break a rule
+3. The files of that version are removed from the quarantine, and the rows that still violate a rule
    added to it again.
 4. The staging folder is deleted.
 
@@ -77,7 +77,7 @@ class Replayed:
     version: int | None  # of the quarantine; None without one
     chosen: int = 0  # rows that the rules were applied to
     moved: int = 0  # to the table
-    kept: int = 0  # still break a rule
+    kept: int = 0  # still violate a rule
     resumed: bool = False  # an interrupted replay was completed
     finished: "Replayed | None" = None  # of that one, if it had another selection
 
@@ -87,7 +87,7 @@ class ReplayPreview:
     table: str
     version: int | None  # of the quarantine; None without one
     moves: int  # selected rows that pass
-    keeps: int  # selected rows that break a rule
+    keeps: int  # selected rows that violate a rule
     by_rule: Mapping[str, int]  # rows in `keeps`
     unfinished: bool  # an interrupted replay would be completed first
 
@@ -217,7 +217,7 @@ class QuarantineReplay:
         return self._finish(staged)
 
     def _split(self, rows: DataFrame) -> DataFrame:
-        """Selected rows in the columns of the table, with their destination and broken rules."""
+        """Selected rows in the columns of the table, with their destination and violated rules."""
         rows = rows.where(SELECTED).drop(SELECTED)
         self._refuse_late(rows)
         schema = self._target.begin(None).metadata.schema
@@ -225,7 +225,7 @@ class QuarantineReplay:
         computed = {each.name.lower() for each in schema if is_computed(each)} - self._queried
         absent = [name for name in rows.columns if name.lower() in computed]
         data = conform(self._fitting(rows.drop(*absent), schema), schema)
-        # A row that breaks a fail rule stays in quarantine, and must not fail the replay of others.
+        # A row that violates a fail rule stays in quarantine, and must not fail the replay of others.
         rules = [
             replace(rule, on_violation=OnViolation.QUARANTINE)
             if rule.on_violation is OnViolation.FAIL
@@ -279,7 +279,7 @@ class QuarantineReplay:
         )
 
     def _refuse_late(self, rows: DataFrame) -> None:
-        """Refuse input of a window or join: it has no columns of the table, so it breaks no rule.
+        """Refuse input of a window or join: it has no columns of the table, so it violates no rule.
 
         Such rows stay in the quarantine when `late_rows` is removed from the declaration.
         """

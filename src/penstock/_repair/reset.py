@@ -281,4 +281,4 @@ def steps_of_target(
         )
     dataset = pipeline.graph.datasets.get(node.target)
     if dataset is not None and not is_complete and pipeline.tables.wants_quarantine(dataset):
-        yield "repeated rows that break a rule are added to its quarantine again"
+        yield "repeated rows that violate a rule are added to its quarantine again"

@@ -62,7 +62,7 @@ class RowSearch:
         self._files = {self._path(content["path"]): content for content in contents}
 
     def find(self, declared: Sequence[str]) -> SelectedRows:
-        """`declared` rules of the table may be selected even if no row broke them."""
+        """`declared` rules of the table may be selected even if no row violated them."""
         all_rows = self._read(None)
         condition = self._condition(all_rows)
         if self._selection.rules:
@@ -110,8 +110,8 @@ class RowSearch:
             names = ", ".join(map(repr, sorted(unknown)))
             raise SpecError(
                 "QUARANTINE_SELECTION_INVALID",
-                f"no row in {self._quarantine.name} broke {names}",
-                hint=f"rules that rows in it broke: {', '.join(occurring)}"
+                f"no row in {self._quarantine.name} violated {names}",
+                hint=f"rules that rows in it violated: {', '.join(occurring)}"
                 if occurring
                 else "the quarantine is empty",
             )

@@ -141,7 +141,7 @@ class Shadow:
         last = last_number(DeltaJvm(spark), self.table.path, identity)
         quarantine = tables.quarantine(self.dataset)
         if read_version(spark, self.quarantine.path) is None:
-            # Rows that broke rules of the old definition are in the new table, or were dropped.
+            # Rows that violated rules of the old definition are in the new table, or were dropped.
             reset_table(spark, quarantine)
         else:
             if read_version(spark, quarantine.path) is None:

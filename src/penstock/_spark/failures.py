@@ -143,7 +143,7 @@ def flow_error(
     if violation is not None:
         raised, condition = ExpectationFailedError, "EXPECTATION_VIOLATED"
         rules = ", ".join(violation.rules)
-        message = f"a row broke expect_or_fail {rules}{batch}: {violation.row}"
+        message = f"a row violated expect_or_fail {rules}{batch}: {violation.row}"
         hint = (
             "nothing of the batch was written; correct the source, or make the rule drop rows "
             "(expect_or_drop puts them in quarantine)"

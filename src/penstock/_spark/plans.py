@@ -55,6 +55,7 @@ _OTHER_CONFS = re.compile(
     r"|mapKeyDedupPolicy)\S*) -> ",
     re.M,
 )
+_COMMENT = re.compile(r',?"comment":"(?:[^"\\]|\\.)*"')
 # Folder and columns: a new column of an upstream table changes no query that does not read it.
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
@@ -245,13 +246,14 @@ def _duration(text: str) -> str:
 def query_text(df: DataFrame) -> str:
     """Canonical text of a query: equal texts mean an equal result for equal sources.
 
-    Canonical plans number attributes by position and forget names, so the schema is part of it.
+    Canonical plans number attributes by position and forget names, so the schema is part of it,
+    without comments.
     """
     plan, own = analyzed(df), own_class(df)
     text = whole_text(plan.canonicalized()) if own is None else str(own.canonical(plan))
     text = stable_plan(text)
     # A Delta relation has the version of its analysis; versions are compared separately.
-    return re.sub(r"version=\d+", "version", text) + df.schema.json()
+    return re.sub(r"version=\d+", "version", text) + _COMMENT.sub("", df.schema.json())
 
 
 def whole_text(plan: Any) -> str:

@@ -117,7 +117,7 @@ def _group_widths(plan: Any) -> list[int]:
 def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
     """A boolean that is true where the condition is, and false where it is false, NULL or fails.
 
-    Under ANSI mode `cast(s AS INT) > 0` raises for `s = 'abc'`; one bad value must break the rule
+    Under ANSI mode `cast(s AS INT) > 0` raises for `s = 'abc'`; one bad value must violate the rule
     of its row, not the flow. Catalyst's `TryEval` turns an error into NULL. That is not sufficient:
     a common subexpression of two rules would be hoisted out of both and evaluated unprotected. Only
     conditional branches are exempt from hoisting, so the rule becomes one, with a guard that is

@@ -1,7 +1,7 @@
-"""All expectations of a dataset in one pass: the destination of a row, and a bit per broken rule.
+"""All expectations of a dataset in one pass: the destination of a row, and a bit per violated rule.
 
 The result is a DataFrame with more columns, built once before the flow starts. The writer
-(`_tables.write.writer`) writes rows to two tables by the destination column and counts broken rules
+(`_tables.write.writer`) writes rows to two tables by the destination column and counts violated rules
 by the mask columns of the written rows.
 """
 
@@ -51,16 +51,16 @@ class RowSplit:
 
     df: DataFrame  # the destination is the last column
     data_columns: tuple[str, ...]  # of the user's query
-    masks: tuple[str, ...]  # mask columns (BIGINT); NULL where none of their rules is broken
+    masks: tuple[str, ...]  # mask columns (BIGINT); NULL where none of their rules is violated
     bits: dict[str, tuple[str, int]]  # mask column and bit of each warn and drop rule
     rules: tuple[str, ...]  # names of all rules, in order; those of fail rules have no bit
-    quarantine: bool  # rows that break a drop rule are kept
+    quarantine: bool  # rows that violate a drop rule are kept
     null_in_valid: tuple[str, ...]  # helper columns that are NULL in all valid rows
 
 
 @dataclass(frozen=True)
 class ExpectationFailure:
-    """The row that broke fail rules, as truncated JSON, and the names of the rules."""
+    """The row that violated fail rules, as truncated JSON, and the names of the rules."""
 
     rules: tuple[str, ...]
     row: str
@@ -71,13 +71,13 @@ def split_rows(
 ) -> RowSplit | None:
     """Add the columns to a query that apply its expectations; `None` without expectations.
 
-    A row breaks a rule if the condition is false or NULL or fails. Fail rules have priority over
+    A row violates a rule if the condition is false or NULL or fails. Fail rules have priority over
     drop rules: they raise while the row is computed, before anything is written.
 
     Args:
         df: The user's query, streaming or not.
         expectations: In the order of their declaration.
-        quarantine: Keep rows that break a drop rule.
+        quarantine: Keep rows that violate a drop rule.
 
     Raises:
         DefinitionError: A condition is refused, or a column has a reserved name.
@@ -159,7 +159,7 @@ def parse_failure(message: str) -> ExpectationFailure | None:
 
 @dataclass(frozen=True)
 class _Judged:
-    """Columns for the rules that a row breaks: masks, then one boolean per fail rule."""
+    """Columns for the rules that a row violates: masks, then one boolean per fail rule."""
 
     df: DataFrame
     columns: list[Column]
@@ -249,7 +249,7 @@ def _count_name(rule: Expectation) -> str:
 
 
 def is_broken(mask: str, bit: int) -> Column:
-    """Whether the rule with this mask column and bit is broken; NULL where the mask is NULL."""
+    """Whether the rule with this mask column and bit is violated; NULL where the mask is NULL."""
     return F.col(mask).bitwiseAND(F.lit(bit).cast("bigint")) != 0
 
 
@@ -272,7 +272,7 @@ def _any(conditions: Sequence[Column]) -> Column:
 
 
 def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
-    """Names of the broken ones of these rules, at least one.
+    """Names of those of these rules that are violated, at least one.
 
     Not `array_compact`: it has no generated code, and excludes the whole projection from it.
     """

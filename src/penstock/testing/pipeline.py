@@ -41,7 +41,7 @@ class Counts:
 
     Attributes:
         written: Added or merged.
-        dropped: That broke a drop rule.
+        dropped: That violated a drop rule.
         quarantined: Those of them that are kept in quarantine.
         late: That came after the watermark had passed them.
         duplicates: Whose key the table had already.

@@ -301,9 +301,9 @@ def good():
     orders = spark.readStream.schema("id BIGINT").json("data")
     return orders
 """,
-        "the check of check is a rule: rows that break it are in quarantine, and not in "
+        "the check of check is a rule: rows that violate it are in quarantine, and not in "
         '"delta/bad"',
-        "rows for which the condition is NULL break the rule; a filter by its opposite does not "
+        "rows for which the condition is NULL violate the rule; a filter by its opposite does not "
         "have them",
     )
 

@@ -123,11 +123,11 @@ def recording(recorder: Recorder) -> list[Event]:
     r.status(
         "customers",
         FlowStatus.FAILED,
-        "customers failed (another try cannot help): a row breaks the rule",
+        "customers failed (another try cannot help): a row violates the rule",
         error=ErrorInfo(
             condition="EXPECTATION_FAILED",
             class_name="ExpectationFailedError",
-            message="a row of batch 0 breaks the rule known_customer: customer_id = NULL\n"
+            message="a row of batch 0 violates the rule known_customer: customer_id = NULL\n"
             "  declared at transformations/customers.py:12",
         ),
     )

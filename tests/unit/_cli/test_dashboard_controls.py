@@ -137,7 +137,7 @@ def test_dashboard_starts_commands_of_the_command_line(settings, monkeypatch, ca
     expected = ["quarantine", "replay", "--rule=one, two", "--rule=--x", f"--row={','.join(ids)}"]
     expected += ["--project=shop dir", "--target=dev", "--", "a.b.c"]
     assert job["output"].startswith(str(expected))
-    assert job["what"] == "replay of a.b.c, 2 marked rows, rows that broke one, two or --x"
+    assert job["what"] == "replay of a.b.c, 2 marked rows, rows that violated one, two or --x"
     with pytest.raises(SetupError, match="is not a valid name"):
         control.replay("a.b.c", rows=["--x"])
     for name in ("", "--conf=x", "a,b", "a\nb", "a\0b"):

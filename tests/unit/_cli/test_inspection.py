@@ -31,8 +31,8 @@ def test_events_prints_errors_with_their_location(
     assert main(["events", "--dataset", "customers", "--level", "error"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "2026-03-04T14:47:43.220Z ERROR flow_progress customers failed (another try cannot help): "
-        "a row breaks the rule",
-        "    ExpectationFailedError: a row of batch 0 breaks the rule known_customer: "
+        "a row violates the rule",
+        "    ExpectationFailedError: a row of batch 0 violates the rule known_customer: "
         "customer_id = NULL",
         "      declared at transformations/customers.py:12",
     ]

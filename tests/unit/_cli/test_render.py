@@ -70,7 +70,7 @@ def test_lines_show_the_start_and_end_of_each_flow(recording: list[Event]) -> No
         "4 of 5 START streaming table customers",
         "1 of 5 OK streaming table bronze 1,246 rows in 2.4s",
         "4 of 5 ERROR streaming table customers",
-        "  [EXPECTATION_FAILED] a row of batch 0 breaks the rule known_customer: "
+        "  [EXPECTATION_FAILED] a row of batch 0 violates the rule known_customer: "
         "customer_id = NULL",
         "    declared at transformations/customers.py:12",
         "5 of 5 SKIP materialized view customer_totals: customer_totals skipped: customers failed",
@@ -253,7 +253,7 @@ def test_summary_shows_expectations_and_logs(recording: list[Event], width: int)
         "SKIPPED",
     ]
     assert summary_lines(view) == [
-        "rule positive_amount of silver: broken by 12 of 1,246 rows",
+        "rule positive_amount of silver: violated by 12 of 1,246 rows",
         "event log: /data/events",
         "Spark log: /data/logs/spark-8c1f.log",
     ]

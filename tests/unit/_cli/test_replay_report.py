@@ -55,8 +55,8 @@ def test_replay_output_describes_the_selected_rows():
 def test_dry_run_output_describes_the_result_of_the_replay():
     assert list(preview_lines(OUTLOOK, is_all=False)) == [
         "1,203 rows chosen: 1,200 rows would move into silver, 3 would stay in quarantine",
-        "  3 rows would break small",
-        "  1 row would break known",
+        "  3 rows would violate small",
+        "  1 row would violate known",
         "nothing was changed (--dry-run)",
     ]
     first, second, *_ = preview_lines(replace(OUTLOOK, unfinished=True), is_all=True)

@@ -167,7 +167,7 @@ def test_a_line_stays_json_when_something_is_masked(text):
         "order_id IS NOT NULL AND _corrupt_record IS NULL",
         "DeltaSource[file:/srv/demo/tables/orders]",
         "file:///srv/demo",
-        "a row broke expect_or_fail positive_amount in batch 0",
+        "a row violated expect_or_fail positive_amount in batch 0",
         "customer_key > 3",
         "tokens were counted",
         "ExpiredToken: The provided token has expired.",

@@ -59,7 +59,7 @@ def test_plan_shows_which_rows_stay(draft) -> None:
         flow = graph.flows[f"to {name}"]
         return "; ".join(steps_of_target(pipeline, flow, effect, truncate=truncate))
 
-    again = "rows that break a rule are added to its quarantine again"
+    again = "rows that violate a rule are added to its quarantine again"
     assert "--truncate or --full-refresh is needed" in steps("cdc", "keyed")
     assert again in steps("cdc", "keyed")
     assert "no longer occur stay" in steps("update", "recomputed")

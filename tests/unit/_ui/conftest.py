@@ -1,4 +1,4 @@
-"""Real event logs: of the demo, and of a project whose second update broke a rule."""
+"""Real event logs: of the demo, and of a project whose second update violated a rule."""
 
 import shutil
 from pathlib import Path

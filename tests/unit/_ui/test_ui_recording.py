@@ -89,7 +89,7 @@ def test_error_of_a_failed_flow_has_its_hint(shop):
     error = model.dataset("spark_catalog.default.silver")["error"]
     assert error["condition"] == "EXPECTATION_VIOLATED"
     assert error["declared_at"] == "transformations/orders.py:19"
-    assert error["message"].startswith("flow 'silver': a row broke expect_or_fail")
+    assert error["message"].startswith("flow 'silver': a row violated expect_or_fail")
     assert error["hint"].startswith("nothing of the batch was written")
     assert "hint:" not in error["message"]
     states = {card["name"]: card["state"] for card in model.cards()}

@@ -14,16 +14,17 @@ import org.apache.spark.sql.execution.streaming.runtime.StreamExecution;
 import org.apache.spark.util.Clock;
 
 /**
- * Streaming queries take turns: few of them work at the same time, first come, first served. A
- * query with less patience goes ahead of those that have waited for less than the difference.
+ * Limits how many streaming queries run a trigger at the same time. Queries are admitted in the
+ * order of their arrival, except that a query with less patience is admitted before queries that
+ * have waited for less than the difference.
  *
- * <p>A turn is one trigger of a query, from the look at its sources to the commit of its batch. A
- * query that waits has not looked yet, so the longer it waits, the more rows its batch takes up. A
- * trigger without new data ends its turn after milliseconds.
+ * <p>A turn is one trigger of a query, from reading the latest offsets of its sources to the commit
+ * of its batch. A waiting query has not read its offsets yet, so its batch contains all rows that
+ * arrive while it waits. A trigger without new data ends its turn after milliseconds.
  *
- * <p>Nothing can wait for ever: a turn that takes longer than its limit still goes on, but the next
- * query is admitted beside it. As long as no turn is much longer, there are at most twice as many
- * as permitted: where the machine is slow for all of them, more would make it slower.
+ * <p>No query waits indefinitely: if a turn exceeds its limit, it continues, and the next query is
+ * admitted beside it. Unless a turn takes much longer than the limit, at most twice as many turns
+ * as permitted run: if the machine is overloaded, more of them would make it slower.
  */
 public final class BatchAdmission {
   private static final int MUCH_LONGER = 12;
@@ -56,7 +57,7 @@ public final class BatchAdmission {
   /**
    * The turns of one query.
    *
-   * @param patienceMillis it goes behind those that come so much later and have no patience
+   * @param patienceMillis how much later a query without patience may arrive and still be first
    */
   public Turn turn(long patienceMillis) {
     return new Turn(patienceMillis);

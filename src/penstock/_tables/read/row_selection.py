@@ -31,7 +31,7 @@ class RowSelection:
     Raises `QUARANTINE_SELECTION_INVALID` for an empty criterion or an invalid row id.
     """
 
-    rules: tuple[str, ...] = ()  # rows that broke any of these
+    rules: tuple[str, ...] = ()  # rows that violated any of these
     where: str | None = None  # a SQL condition
     rows: tuple[str, ...] = ()  # ids
 

@@ -172,7 +172,7 @@ class CdcWriter(FlowWriter):
             columns = StructType([*self._quarantine_fields(schema), *QUARANTINE_FIELDS])
             spec = TableSpec(
                 schema=columns,
-                comment="events that broke a drop rule or cannot be applied",
+                comment="events that violated a drop rule or cannot be applied",
                 properties=column_mapping(columns),
             )
             prepare_table(self._delta.spark, self._quarantine.ref, spec)

@@ -68,7 +68,7 @@ def prepare_quarantine(
         TableSpec(
             schema=schema,
             partition_cols=target.partition_columns,
-            comment="rows that broke a drop rule",
+            comment="rows that violated a drop rule",
             properties=column_mapping(schema),
             replace_schema=replace_schema,
             widen=True,

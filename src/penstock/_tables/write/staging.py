@@ -130,10 +130,10 @@ class RowCounts:
 def sort_files(
     spark: SparkSession, files: list[dict[str, Any]], split: RowSplit, roots: tuple[str, str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], RowCounts]:
-    """Group `AddFile` contents by destination, and count their rows and broken rules.
+    """Group `AddFile` contents by destination, and count their rows and violated rules.
 
     Counts come from the final files: a task that was retried or speculated counts once. Only files
-    with a row that breaks a rule are read. `roots` are the folders of good and bad files.
+    with a row that violates a rule are read. `roots` are the folders of good and bad files.
     """
     good, bad, counts = [], [], RowCounts(0, 0, {})
     to_count = []

@@ -34,7 +34,7 @@ from penstock.quality.split import row_json
 class UpsertWriter(FlowWriter):
     """Writes the batches of one update-mode flow; in keys, NULL equals NULL.
 
-    A row that breaks a drop rule leaves the row with its key in the table unchanged. `way` and
+    A row that violates a drop rule leaves the row with its key in the table unchanged. `way` and
     `is_streamed` as in `KeyedTable`.
     """
 

@@ -54,7 +54,7 @@ class WriterOptions(TypedDict, total=False):
     app_id: Required[str]  # from `layout.app_id`; constant for a checkpoint
     target: Required[TableRef]
     split: RowSplit | None  # from `quality.split_rows`; None without expectations
-    quarantine: TableRef | None  # for rows that break a drop rule
+    quarantine: TableRef | None  # for rows that violate a drop rule
     allow_missing: bool  # columns that the query lacks become NULL
     late: FindLateRows | None  # called when the batch is computed, before any commit
     stateful: bool

@@ -110,13 +110,13 @@ def test_no_difference_is_reported_when_the_row_is_that_of_the_duplicate() -> No
         ({"silver": [{**judge(GOOD).row, "amount": Decimal("18.51")}]}, "instead of"),
         (
             {"silver": [{**judge(GOOD).row, "timestamp": ARRIVED}, judge(BAD).row]},
-            "broken rules ()",
+            "violated rules ()",
         ),
         ({"silver": [{**judge(GOOD).row, "offset": 9}]}, "comes from no message"),
         ({"quarantine": [quarantined(BAD)]}, "order orders-0-3 has 0 rows"),
         (
             {"quarantine": [{**quarantined(BAD), "_failed_rules": ["amount_positive"]}]},
-            "broken rules ('amount_positive',) instead of",
+            "violated rules ('amount_positive',) instead of",
         ),
         ({"quarantine": [{**quarantined(BAD), "_source": "{}"}]}, "wrong source"),
         ({"bronze": [bronze_of(entry) for entry in LOG[1:]]}, "orders_bronze: 1 time(s) missing"),
