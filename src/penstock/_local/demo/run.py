@@ -218,7 +218,7 @@ def _lines(account: Account, broken_rules: dict[str, int], directory: Path) -> l
     lines.append("It balances." if account.balanced else "It does NOT balance.")
     if broken_rules:
         counts = ", ".join(f"{rule} {count:,}" for rule, count in broken_rules.items())
-        lines.append(f"Rules violated in quarantine: {counts}")
+        lines.append(f"Violated rules in quarantine: {counts}")
     lines.append(
         f"Look around: cd {directory} && penstock preview revenue_5m"
         " (or: penstock quarantine show orders, penstock events)"
