@@ -26,10 +26,10 @@ import org.apache.spark.sql.execution.datasources.LogicalRelation;
 /**
  * The keys of a result that may have changed, and the rows of these keys.
  *
- * <p>Keys are expressions over the columns of a part of the query. They are followed down to the
- * tables, through groups and windows only if they depend on the grouping or partition columns.
- * Otherwise the changed groups are computed on the old and on the new tables, and have the keys of
- * both results.
+ * <p>Keys are expressions over the columns of a part of the query. They are traced down to the
+ * tables, through aggregates and windows only if they depend only on the grouping or partition
+ * columns. Otherwise, the changed groups are computed on both the old and the new versions of the
+ * tables, and the keys of both results are used.
  */
 final class AffectedKeys {
   private final QueryChanges query;
@@ -41,7 +41,9 @@ final class AffectedKeys {
 
   // -- the changed keys ---------------------------------------------------------------------
 
-  /** The values of expressions in all rows that are different now; null if there are none. */
+  /**
+   * The values of the keys in all changed rows, old and new; null if no table of the node changed.
+   */
   LogicalPlan touched(LogicalPlan node, List<Expression> keys) {
     if (!query.isChanged(node)) {
       return null;
@@ -77,7 +79,9 @@ final class AffectedKeys {
     return touched(child, keys);
   }
 
-  /** Keys of rows that never pass the filter are left out, where its columns can be followed. */
+  /**
+   * Leaves out keys of rows that do not pass the filter, if its columns can be traced to tables.
+   */
   private LogicalPlan touchedByFilter(Filter filter, List<Expression> keys) {
     List<Attribute> columns = PlanParts.references(filter.condition());
     List<Expression> all = Stream.concat(keys.stream(), columns.stream()).toList();
@@ -141,7 +145,7 @@ final class AffectedKeys {
     return touchedByBoth(join, keys, equi);
   }
 
-  /** Keys of the rows of one side that match a changed row of the other. */
+  /** The keys of the rows of one side that match a changed row of the other side. */
   private LogicalPlan matching(
       LogicalPlan side,
       List<Expression> keys,
@@ -156,7 +160,10 @@ final class AffectedKeys {
     return PlanParts.project(keys, PlanParts.semi(rows, joined, changed, equi.hasNullSafe()));
   }
 
-  /** Keys with columns of both sides: changed rows of each are joined with all of the other. */
+  /**
+   * Keys with columns of both sides: the changed rows of each side are joined with all rows of the
+   * other side.
+   */
   private LogicalPlan touchedByBoth(Join join, List<Expression> keys, EquiKeys equi) {
     Columns left = new Columns(join.left(), keys, equi.left());
     Columns right = new Columns(join.right(), keys, equi.right());
@@ -179,7 +186,7 @@ final class AffectedKeys {
       parts.add(pairs(keys, left, newLeft, right, PlanParts.fresh(changedRight), equi));
     }
     if (join.joinType() == LeftOuter$.MODULE$) {
-      // Rows of the left side gain their first match, or lose their last.
+      // Rows of the left side may gain their first match or lose their last match.
       LogicalPlan matched = null;
       if (changedRight != null) {
         LogicalPlan joined = PlanParts.project(right.joined(changedRight), changedRight);
@@ -214,7 +221,7 @@ final class AffectedKeys {
     return PlanParts.project(PlanParts.replaced(keys, values), pairs);
   }
 
-  /** The join columns of one side, and its columns in the keys. */
+  /** The join keys of one side, and its columns that are used in the keys. */
   private static final class Columns {
     final List<Attribute> columns = new ArrayList<>();
     final List<Expression> all;
@@ -248,12 +255,12 @@ final class AffectedKeys {
 
   // -- the rows of some keys ----------------------------------------------------------------
 
-  /** Whether restricted keys select the rows of a table before they are joined or grouped. */
+  /** Whether {@link #restricted} selects the rows of a table by key before joins and aggregates. */
   boolean selectsRows() {
     return selectsRows;
   }
 
-  /** The rows of a node in which expressions have values of the given keys. */
+  /** The rows of a node in which {@code keys} have the values of a row of {@code keyRows}. */
   LogicalPlan restricted(
       LogicalPlan node, List<Expression> keys, LogicalPlan keyRows, boolean isNew) {
     if (node instanceof Join join) {
@@ -333,7 +340,7 @@ final class AffectedKeys {
 
   // -- parts --------------------------------------------------------------------------------
 
-  /** The partition columns of a window, or the columns of a `dropDuplicates`; else null. */
+  /** The partition columns of a window, or the columns of a `dropDuplicates`; otherwise null. */
   static List<Expression> groups(LogicalPlan node) {
     if (node instanceof Window window) {
       return PlanParts.list(window.partitionSpec());
@@ -343,7 +350,7 @@ final class AffectedKeys {
     return null;
   }
 
-  /** Rows of a side are looked up for the changes of the other, as they were and as they are. */
+  /** Changes of {@code other} are joined with the old and the new rows of {@code side}. */
   private void checkOrder(LogicalPlan side, LogicalPlan other) {
     if (query.isChanged(other) && RowOrder.mattersBelow(side)) {
       throw dependsOnOrder();
@@ -355,7 +362,7 @@ final class AffectedKeys {
         "a part of the query depends on the order of rows with equal values, as row_number does");
   }
 
-  /** Which rows have these values must not depend on sums that are rounded. */
+  /** The values, and the rows that have them, must not depend on rounded sums. */
   private static void checkSums(LogicalPlan node, List<Expression> values) {
     if (RowOrder.isRounded(node, values)) {
       throw new QueryChanges.UnsupportedException(
@@ -390,7 +397,7 @@ final class AffectedKeys {
     return PlanParts.has(expression, part -> part instanceof AggregateExpression);
   }
 
-  /** Keys of a child: that of a union has other columns. */
+  /** The keys as expressions over a child's columns; each child of a union has its own columns. */
   static List<Expression> ofChild(
       LogicalPlan node, LogicalPlan child, List<Expression> keys) {
     if (!(node instanceof Union)) {

@@ -19,8 +19,8 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Rows that are removed from a result and added to it, on the driver; each once, with the number of
- * its copies as last column, negative if they are removed.
+ * The rows that are removed from and added to a result, collected to the driver. The rows are
+ * distinct and have the number of their copies as last column, negative for removed rows.
  */
 public final class ChangedRows {
   private final SparkSession session;
@@ -30,8 +30,9 @@ public final class ChangedRows {
   private long added;
 
   /**
-   * @param changes rows with the number of their copies as last column; a row may be there often
-   * @param most so many rows are too many: their task may have returned no others
+   * @param changes rows with the number of copies as last column; a row may occur several times
+   * @param most fails if this many rows are collected: {@code changes} has at most this many per
+   *     task, so that further rows may be missing
    */
   ChangedRows(SparkSession session, Dataset<Row> changes, int most) {
     this.session = session;
@@ -70,7 +71,7 @@ public final class ChangedRows {
     return PlanParts.local(session, schema, Arrays.asList(rows));
   }
 
-  /** The added rows, each as often as it has copies, without their number. */
+  /** The added rows, repeated by their number of copies, without the last column. */
   public Dataset<Row> addedRows() {
     int width = schema.size() - 1;
     UnsafeProjection project = projection(width);
@@ -113,7 +114,7 @@ public final class ChangedRows {
   }
 
   /**
-   * The column by which the removed rows are searched: that with most of their values.
+   * The column by which the removed rows are searched: the one with the most distinct values.
    *
    * @param partitions columns that are not searched
    * @return null if no column can be searched

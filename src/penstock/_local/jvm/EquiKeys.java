@@ -8,7 +8,7 @@ import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
 
-/** The equal expressions of both sides of a join, and whether NULL equals NULL in them. */
+/** The equi-join keys of both sides of a join, and whether NULL equals NULL. */
 record EquiKeys(List<Expression> left, List<Expression> right, List<Boolean> nullSafe) {
   static EquiKeys of(Join join) {
     EquiKeys keys = new EquiKeys(new ArrayList<>(), new ArrayList<>(), new ArrayList<>());
@@ -33,7 +33,8 @@ record EquiKeys(List<Expression> left, List<Expression> right, List<Boolean> nul
     boolean isConstant = first.references().isEmpty() || second.references().isEmpty();
     boolean isStraight = PlanParts.isOf(first, join.left()) && PlanParts.isOf(second, join.right());
     boolean isSwapped = PlanParts.isOf(second, join.left()) && PlanParts.isOf(first, join.right());
-    // Other values have several representations, and would be compared by only one of them.
+    // Equal values of other types may have different representations, of which only one would
+    // match.
     boolean isExact = PlanParts.isExact(first.dataType());
     if (isExact && !isConstant && (isStraight || isSwapped)) {
       left.add(isStraight ? first : second);
@@ -46,12 +47,14 @@ record EquiKeys(List<Expression> left, List<Expression> right, List<Boolean> nul
     return nullSafe.contains(true);
   }
 
-  /** Expressions of the right side that have an equal one on the left, replaced by that. */
+  /** The expressions, with keys of the right side replaced by the equal keys of the left side. */
   List<Expression> onLeft(List<Expression> expressions) {
     return expressions.stream().map(e -> counterpart(e, right, left, e)).toList();
   }
 
-  /** The expression of the right side that equals one of the left; null if there is none. */
+  /**
+   * The key of the right side that equals an expression of the left side; null if there is none.
+   */
   Expression onRight(Expression expression) {
     return counterpart(expression, left, right, null);
   }
@@ -66,7 +69,7 @@ record EquiKeys(List<Expression> left, List<Expression> right, List<Boolean> nul
     return otherwise;
   }
 
-  /** The condition of the join between columns that have the values of these keys. */
+  /** The join condition between columns that have the values of these keys. */
   Expression same(List<? extends Expression> ofLeft, List<? extends Expression> ofRight) {
     Expression condition = null;
     for (int key = 0; key < left.size(); key++) {

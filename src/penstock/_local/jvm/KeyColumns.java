@@ -22,9 +22,9 @@ final class KeyColumns {
   }
 
   /**
-   * Output columns by which rows are replaced; rows that change together share them.
+   * The output columns by which rows are replaced; rows that change together have the same values.
    *
-   * @throws QueryChanges.UnsupportedException if there are none
+   * @throws QueryChanges.UnsupportedException if there are no such columns
    */
   List<Attribute> of(LogicalPlan plan) {
     return candidates(plan).stream()
@@ -37,7 +37,7 @@ final class KeyColumns {
                     "no column of the result identifies its changed rows"));
   }
 
-  /** Sets of columns, the best first. */
+  /** Candidate sets of columns, the best first. */
   private List<List<Attribute>> candidates(LogicalPlan node) {
     List<LogicalPlan> children = PlanParts.list(node.children());
     if (node instanceof Union) {

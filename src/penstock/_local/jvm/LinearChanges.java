@@ -12,17 +12,16 @@ import org.apache.spark.sql.catalyst.plans.logical.Union;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 
 /**
- * The rows by which the result of a query changes, computed from the changed rows of its tables
- * alone: filters, projections, unions and joins.
+ * Computes the changed rows of the result of a query from the changed rows of its tables, for
+ * filters, projections, unions and joins.
  */
 final class LinearChanges {
   private final QueryChanges query;
   private final boolean isSigned;
 
   /**
-   * @param isSigned whether rows were removed from tables, too. The changes then have a last
-   *     column: the number of copies of a row, negative if they are removed; a row may be there
-   *     several times
+   * @param isSigned whether rows may also have been removed from tables. The changes then have the
+   *     number of copies as last column, negative for removed rows; a row may occur several times
    */
   LinearChanges(QueryChanges query, boolean isSigned) {
     this.query = query;
@@ -32,7 +31,7 @@ final class LinearChanges {
   /**
    * The changes, with the columns of a part of the query.
    *
-   * @throws QueryChanges.UnsupportedException if other rows change, too
+   * @throws QueryChanges.UnsupportedException if other rows change as well
    */
   LogicalPlan of(LogicalPlan node) {
     LogicalPlan rows = orNull(node);
@@ -70,7 +69,7 @@ final class LinearChanges {
       throw AffectedKeys.dependsOnOrder();
     }
     if (isSigned && (isRounded(join.left()) || isRounded(join.right()))) {
-      // A condition above may not select the removed rows that it selected before.
+      // After recomputation, a condition above may not select removed rows that it selected before.
       throw new QueryChanges.UnsupportedException("rows of the result change");
     }
     if (!query.isChanged(join.right())) {
@@ -118,7 +117,7 @@ final class LinearChanges {
     return isSigned ? inOrder(join, changed, signed) : changed;
   }
 
-  /** The columns of a node, and the number of copies after them. */
+  /** The columns of a node, followed by the number of copies. */
   private static LogicalPlan inOrder(LogicalPlan node, LogicalPlan rows, LogicalPlan signed) {
     List<NamedExpression> columns = new ArrayList<>(PlanParts.output(node));
     columns.add(last(signed));

@@ -39,18 +39,21 @@ import org.apache.spark.sql.catalyst.plans.logical.Union;
 import org.apache.spark.sql.catalyst.plans.logical.Window;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 
-/** Queries in the form that changes are computed for: without CTEs, subqueries and right joins. */
+/**
+ * Rewrites queries to the form for which changes are computed: without CTEs, subqueries and right
+ * joins.
+ */
 final class NormalPlan {
   private NormalPlan() {}
 
-  /** The same query in this form. */
+  /** The query in this form. */
   static LogicalPlan of(LogicalPlan plan) {
     plan = new InlineCTE(true, true).apply(clean(plan));
     plan = PullupCorrelatedPredicates.apply(clean(plan));
-    // Only now are the plans of subqueries part of the plan.
+    // From here on, the plans of subqueries are part of the plan.
     plan = clean(RewritePredicateSubquery.apply(plan));
     plan = clean(RewriteCorrelatedScalarSubquery.apply(plan));
-    // Conditions of WHERE are those of joins in FROM a, b.
+    // For FROM a, b, the conditions of WHERE become join conditions.
     plan = PushDownPredicates.apply(ReorderJoin.apply(plan));
     plan = ReplaceIntersectWithSemiJoin.apply(plan);
     plan = ReplaceExceptWithAntiJoin.apply(plan);
@@ -71,7 +74,7 @@ final class NormalPlan {
     return node;
   }
 
-  /** Refuses a query with operators whose changes are not known. */
+  /** Rejects a query with operators whose changes cannot be computed. */
   static void check(LogicalPlan node) {
     if (node instanceof Join join && join.joinType() instanceof ExistenceJoin) {
       throw unsupported("EXISTS or IN within OR or a column");
@@ -87,7 +90,7 @@ final class NormalPlan {
       if (PlanParts.has(expression, part -> part instanceof PlanExpression)) {
         throw unsupported("a scalar subquery");
       }
-      // As Spark's planner finds them. A row may extend or connect the sessions of others.
+      // Detected as in Spark's planner. A new row may extend or merge existing sessions.
       if (node instanceof Aggregate
           && expression instanceof NamedExpression column
           && column.metadata().contains(SessionWindow.marker())) {
@@ -104,7 +107,7 @@ final class NormalPlan {
 
   private static boolean isSupported(LogicalPlan node) {
     if (node instanceof LogicalRelation relation) {
-      // Further columns are those of `_metadata`.
+      // Additional columns are those of `_metadata`.
       return QueryChanges.index(node) != null
           && relation.output().size() == relation.relation().schema().size();
     } else if (node instanceof Join join) {
@@ -131,14 +134,14 @@ final class NormalPlan {
         || node instanceof Range;
   }
 
-  /** Whether a node passes all rows of its child, in another order. */
+  /** Whether a node returns all rows of its child in a different order. */
   static boolean isOrder(LogicalPlan node) {
     return node instanceof Sort
         || node instanceof RepartitionOperation
         || node instanceof RebalancePartitions;
   }
 
-  /** Whether a node passes rows of its child as they are. */
+  /** Whether a node returns rows of its child unchanged. */
   static boolean isTransparent(LogicalPlan node) {
     return node instanceof Filter || isOrder(node);
   }

@@ -37,19 +37,19 @@ import org.apache.spark.sql.types.ShortType;
 import scala.Option;
 
 /**
- * A query that groups rows, and whose aggregates of old and new rows can be merged.
+ * An aggregate query whose aggregates of old rows and of new rows can be merged.
  *
  * <p>Sums of floating-point numbers are not merged: their value depends on the order of the rows.
  */
 final class PartialAggregates {
-  // Sums have ten more digits, up to 38, and become NULL if these are not enough. Differences of
-  // sums have one more, for which Spark would drop the last decimal.
+  // Sums have ten more digits, up to 38, and become NULL on overflow. Differences of sums have one
+  // more digit, for which Spark would drop the last decimal place.
   private static final int MOST_DIGITS = 27;
 
   final List<Attribute> keys = new ArrayList<>();
   final List<String> merges = new ArrayList<>();
 
-  /** The column that is the number of rows of a group; null if there is none. */
+  /** The column with the number of rows of a group; null if there is none. */
   Attribute rowCount;
 
   private final LogicalPlan plan;
@@ -134,7 +134,7 @@ final class PartialAggregates {
     return PlanParts.isExact(type) || type instanceof DoubleType || type instanceof FloatType;
   }
 
-  /** The aggregates of the new rows alone. */
+  /** The aggregates of only the new rows. */
   LogicalPlan over(LinearChanges appended) {
     LogicalPlan rows = appended.of(aggregate.child());
     return above(plan, aggregate.withNewChildren(PlanParts.seq(List.of(rows))));
@@ -142,10 +142,10 @@ final class PartialAggregates {
 
   /**
    * Whether the aggregates of removed rows can be subtracted from those of their groups. The number
-   * of rows of a group must be known, and a sum must not become NULL without it.
+   * of rows of a group must be known, and the sum of the remaining rows must not be NULL.
    */
   boolean canSubtract(QueryChanges query) {
-    // Sums over no rows are NULL.
+    // Without groups, sums over no rows are NULL.
     boolean onlySums = merges.stream().allMatch(m -> m.isEmpty() || m.equals("sum"));
     if (rowCount == null || keys.isEmpty() || !onlySums) {
       return false;
@@ -161,7 +161,7 @@ final class PartialAggregates {
         && (sum.child().nullable() || call.filter().isDefined());
   }
 
-  /** The aggregates of the added rows without those of the removed ones. */
+  /** The aggregates of the added rows minus those of the removed rows. */
   LogicalPlan difference(SparkSession session, LinearChanges changes) {
     LogicalPlan rows = PlanParts.copies(changes.of(aggregate.child()));
     List<Attribute> output = PlanParts.output(rows);
@@ -199,7 +199,7 @@ final class PartialAggregates {
     AggregateExpression call = (AggregateExpression) value;
     Expression filter =
         call.filter().isDefined() ? new And(call.filter().get(), condition) : condition;
-    // Two calls of one function object would share its buffer.
+    // Two calls of the same function object would share its aggregation buffer.
     return call.copy(
         (AggregateFunction) call.aggregateFunction().clone(),
         call.mode(),

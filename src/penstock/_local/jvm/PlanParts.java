@@ -69,10 +69,10 @@ import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 import scala.math.BigInt;
 
-/** Builds and takes apart Spark's logical plans. */
+/** Builds and decomposes Spark's logical plans. */
 final class PlanParts {
   private static final int MOST_LOCAL = 1_000;
-  // Spark warns about larger tasks, and refuses those above `spark.rpc.message.maxSize`.
+  // Spark warns about larger tasks, and rejects tasks above `spark.rpc.message.maxSize`.
   private static final long MOST_TASK_BYTES = 900L << 10;
 
   private PlanParts() {}
@@ -104,7 +104,7 @@ final class PlanParts {
             && Arrays.stream(struct.fields()).allMatch(field -> isExact(field.dataType()));
   }
 
-  /** Whether rows that are equal by {@code GROUP BY} have the same value of a type. */
+  /** Whether values of a type that {@code GROUP BY} treats as equal are identical. */
   static boolean canGroup(DataType type) {
     return !type.existsRecursively(
         part ->
@@ -130,7 +130,7 @@ final class PlanParts {
     return expression instanceof Alias alias ? alias.child() : expression;
   }
 
-  /** The values of columns, by their identities. */
+  /** The values of columns, by their expression ids. */
   static Map<ExprId, Expression> values(scala.collection.Seq<NamedExpression> columns) {
     Map<ExprId, Expression> values = new HashMap<>();
     for (NamedExpression column : list(columns)) {
@@ -176,7 +176,9 @@ final class PlanParts {
     return list(plan.output());
   }
 
-  /** The column of a plan below that a column is, unchanged; null if it is another value. */
+  /**
+   * The column of {@code below} that a column of the plan returns unchanged; null if there is none.
+   */
   static ExprId origin(LogicalPlan plan, LogicalPlan below, ExprId column) {
     for (LogicalPlan node = plan; node != below; node = list(node.children()).get(0)) {
       if (node instanceof Project project) {
@@ -196,12 +198,12 @@ final class PlanParts {
     return new Alias(expression, name, id, seq(List.of()), Option.empty(), seq(List.of()));
   }
 
-  /** The values of some expressions, as columns with new identities. */
+  /** The values of expressions as columns with new expression ids. */
   static LogicalPlan project(List<? extends Expression> expressions, LogicalPlan plan) {
     return new Project(named(expressions), plan);
   }
 
-  /** Expressions as columns {@code k0}, {@code k1} and so on, with new identities. */
+  /** Expressions as columns {@code k0}, {@code k1} and so on, with new expression ids. */
   static Seq<NamedExpression> named(List<? extends Expression> expressions) {
     List<NamedExpression> columns = new ArrayList<>();
     for (Expression expression : expressions) {
@@ -210,12 +212,12 @@ final class PlanParts {
     return seq(columns);
   }
 
-  /** Some columns of a plan, by position, with new identities. */
+  /** Some columns of a plan, by position, with new expression ids. */
   static LogicalPlan columns(LogicalPlan plan, List<Integer> positions) {
     return project(positions.stream().map(output(plan)::get).toList(), plan);
   }
 
-  /** A plan with one more column at its end. */
+  /** A plan with an additional last column. */
   static LogicalPlan append(LogicalPlan plan, Expression value) {
     List<NamedExpression> columns = new ArrayList<>(output(plan));
     columns.add(alias(value, "sign", NamedExpression.newExprId()));
@@ -226,7 +228,7 @@ final class PlanParts {
     return project(output(plan), plan);
   }
 
-  /** The columns of a plan under the names and identities of others. */
+  /** The columns of a plan with the names and expression ids of other columns. */
   static LogicalPlan as(LogicalPlan plan, List<Attribute> columns) {
     List<NamedExpression> renamed = new ArrayList<>();
     List<Attribute> output = output(plan);
@@ -237,11 +239,11 @@ final class PlanParts {
     return new Project(seq(renamed), plan);
   }
 
-  /** Rows of the driver as a query; few rows without a job. */
+  /** Rows on the driver as a query, which needs no job for few rows. */
   static Dataset<Row> local(
       SparkSession session, StructType columns, Collection<? extends InternalRow> rows) {
     List<Attribute> attributes = new ArrayList<>(list(DataTypeUtils.toAttributes(columns)));
-    // Spark's rules visit each row of a local relation, as if it could have expressions.
+    // Spark's rules visit each row of a local relation as if it contained expressions.
     LogicalPlan plan =
         rows.size() > MOST_LOCAL
             ? packed(
@@ -258,7 +260,7 @@ final class PlanParts {
     return Dataset$.MODULE$.ofRows(session, plan);
   }
 
-  /** Rows of the driver that one task reads. */
+  /** A plan that reads rows from the driver in one task. */
   static LogicalPlan packed(
       SparkSession session,
       List<Attribute> columns,
@@ -293,9 +295,9 @@ final class PlanParts {
         Option.empty());
   }
 
-  /** The rows of a query, at most so many of each task. */
+  /** The rows of a query, at most {@code most} of each task. */
   static Dataset<Row> limited(Dataset<Row> query, int most) {
-    // Spark numbers the variables of limits, so it would compile the code of each query again.
+    // Spark numbers the variables of limits, so the code of each query would be compiled again.
     JavaRDD<InternalRow> tasks = query.queryExecution().toRdd().toJavaRDD();
     JavaRDD<InternalRow> first =
         tasks.mapPartitions(
@@ -305,7 +307,7 @@ final class PlanParts {
 
   // -- rows ---------------------------------------------------------------------------------
 
-  /** Each row as often as its last column says, which may be negative; and one more column. */
+  /** Repeats each row by the absolute value of its last column, and adds a column. */
   static LogicalPlan copies(LogicalPlan plan) {
     List<Attribute> columns = output(plan);
     Expression copies = new Abs(columns.get(columns.size() - 1), false);
@@ -316,7 +318,7 @@ final class PlanParts {
     return new Generate(new Explode(each), seq(List.of()), false, Option.empty(), added, plan);
   }
 
-  /** The rows of all plans that are not null; null if all are. */
+  /** The union of all plans that are not null; null if all plans are null. */
   static LogicalPlan union(List<LogicalPlan> plans) {
     List<LogicalPlan> present = plans.stream().filter(Objects::nonNull).toList();
     if (present.size() < 2) {
@@ -342,7 +344,7 @@ final class PlanParts {
     return new Join(left, right, type, condition, JoinHint.NONE());
   }
 
-  /** The rows of a plan for which expressions have the values of a row of other. */
+  /** The rows of a plan for which the expressions have the values of a row of {@code other}. */
   static LogicalPlan semi(
       LogicalPlan plan,
       List<? extends Expression> expressions,

@@ -58,7 +58,7 @@ import scala.runtime.AbstractPartialFunction;
 public final class PlanText {
   private static final Pattern IDENTITY = Pattern.compile("@[0-9a-f]{1,8}\\b");
 
-  /** What `generated_names.py` and `plans.py` take for a generated name or a version. */
+  /** Strings that `generated_names.py` and `plans.py` treat as a generated name or a version. */
   private static final Pattern GENERATED =
       Pattern.compile(
           "@(?=[0-9a-f])|version=(?=\\d)|CTERelation(Def|Ref) (?=\\d)|Watermark (?=[0-9a-f])");
@@ -66,9 +66,9 @@ public final class PlanText {
   private PlanText() {}
 
   /**
-   * The text of a canonical plan, with all fields. Spark orders the operands of {@code AND}, {@code
-   * =} and others by their hash codes, and those of classes and of other objects of Java differ
-   * between processes. Here they are ordered by their text.
+   * The text of a canonicalized plan, with all fields. Spark orders the operands of {@code AND},
+   * {@code =} and other operators by their hash codes, and the hash codes of classes and other Java
+   * objects differ between processes. This text has the operands ordered by their text.
    */
   public static String canonical(LogicalPlan plan) {
     SQLConf conf = SQLConf.get().clone();
@@ -77,8 +77,9 @@ public final class PlanText {
   }
 
   /**
-   * The plan without the last columns of tables if it does not use them: a new one does not change
-   * it. Others stay, as canonical plans have positions instead of names.
+   * The plan without unused trailing columns of its tables, so that a new column does not change
+   * the text. Other unused columns are kept, because canonicalized plans have positions instead of
+   * names.
    */
   private static LogicalPlan pruned(LogicalPlan plan) {
     Set<ExprId> used = new HashSet<>();
@@ -126,14 +127,16 @@ public final class PlanText {
     for (LogicalPlan child : PlanParts.list(node.children())) {
       if (names) {
         PlanParts.list(node.references().toSeq()).forEach(column -> used.add(column.exprId()));
-      } else { // It may depend on all columns, as DISTINCT does.
+      } else { // The node may depend on all columns, as DISTINCT does.
         PlanParts.output(child).forEach(column -> used.add(column.exprId()));
       }
       addUsed(child, used);
     }
   }
 
-  /** Whether each evaluation has the same result; Penstock's parsers of files count as such. */
+  /**
+   * Whether each evaluation has the same result; Penstock's file parsers count as deterministic.
+   */
   public static boolean isDeterministic(LogicalPlan plan) {
     return plan.deterministic()
         || PlanParts.list(plan.expressions()).stream().allMatch(PlanText::isDeterministic)
@@ -153,8 +156,8 @@ public final class PlanText {
   }
 
   /**
-   * Where ANSI mode casts strings to numbers that the query does not cast: "part in expression",
-   * separated by NUL.
+   * The implicit casts of strings to numbers in ANSI mode, as "part in expression", separated by
+   * NUL.
    */
   public static String textNumbers(LogicalPlan plan) {
     Set<String> lines = new LinkedHashSet<>();
@@ -189,7 +192,7 @@ public final class PlanText {
 
   private static LogicalPlan ordered(LogicalPlan plan) {
     if (plan instanceof LocalRelation rows && !rows.data().isEmpty()) {
-      // Its text has no values.
+      // The text of a local relation does not contain its values.
       return new Filter(Literal.create(digest(rows), DataTypes.StringType), rows);
     }
     LogicalPlan changed = plan.mapExpressions(PlanText::ordered);
@@ -227,7 +230,7 @@ public final class PlanText {
     }
     List<Expression> parts = new ArrayList<>(PlanParts.list(node.children()));
     if (node instanceof BinaryArithmetic operator && operator.evalMode().equals(EvalMode.TRY())) {
-      // `try_add(a, b)` has the text of `a + b`.
+      // `try_add(a, b)` has the same text as `a + b`.
       parts.replaceAll(part -> Literal.create("try " + part, DataTypes.StringType));
       node = node.withNewChildren(PlanParts.seq(parts));
     }
@@ -246,7 +249,7 @@ public final class PlanText {
     return node;
   }
 
-  /** The same comparison from right to left. */
+  /** The same comparison with swapped operands. */
   private static Expression turned(Expression node, Expression left, Expression right) {
     if (node instanceof GreaterThan) {
       return new LessThan(left, right);

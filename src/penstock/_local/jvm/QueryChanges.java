@@ -26,13 +26,13 @@ import scala.Option;
 import scala.runtime.AbstractPartialFunction;
 
 /**
- * How the result of a query changes with the Delta tables that it reads.
+ * Computes how the result of a query changes with the Delta tables that it reads.
  *
- * <p>Works on the analyzed plan: the optimizer replaces the current time by a literal, and counts
- * by statistics.
+ * <p>Uses the analyzed plan: the optimizer replaces the current timestamp with a literal, and
+ * counts with values from statistics.
  */
 public final class QueryChanges {
-  /** The result cannot be updated; the message is the reason. */
+  /** Thrown if the result cannot be updated; the message is the reason. */
   public static final class UnsupportedException extends RuntimeException {
     private static final long serialVersionUID = 1L;
 
@@ -44,8 +44,8 @@ public final class QueryChanges {
   /**
    * How much of a table changed.
    *
-   * @param rows added and removed rows; -1 if it is not known
-   * @param share of the bytes of the table, at most 1
+   * @param rows the number of added and removed rows; -1 if unknown
+   * @param share the changed share of the bytes of the table, at most 1
    */
   public record Size(double rows, double share) {}
 
@@ -68,9 +68,9 @@ public final class QueryChanges {
   /**
    * Chooses how the result is updated.
    *
-   * @param query deterministic
-   * @param since the versions of its tables of which the result is known, by path
-   * @throws UnsupportedException if the result must be computed again
+   * @param query a deterministic query
+   * @param since the versions of its tables for which the result was computed, by path
+   * @throws UnsupportedException if the result must be recomputed
    */
   public QueryChanges(Dataset<Row> query, Map<String, String> since) {
     this.session = query.sparkSession();
@@ -86,7 +86,7 @@ public final class QueryChanges {
     chooseTechnique();
   }
 
-  /** The same query, on the versions of its tables as of its analysis. */
+  /** The same query, pinned to the versions of its tables at the time of its analysis. */
   public static Dataset<Row> pinned(Dataset<Row> query) {
     LogicalPlan plan = query.queryExecution().analyzed();
     return Dataset$.MODULE$.ofRows(
@@ -119,7 +119,7 @@ public final class QueryChanges {
   /**
    * The aggregates of the changed rows of the sources, collected to the driver.
    *
-   * @param most so many groups per task are collected at most
+   * @param most the maximum number of groups that are collected per task
    */
   public Dataset<Row> collectedRows(int most) {
     Dataset<Row> each = PlanParts.limited(frame(rows, names), most);
@@ -133,17 +133,20 @@ public final class QueryChanges {
     return collected;
   }
 
-  /** How columns of aggregates are merged: by sum, min or max; empty for those of the groups. */
+  /** How each column is merged: sum, min or max; an empty string for grouping columns. */
   public List<String> merges() {
     return merges;
   }
 
-  /** If rows of the sources were removed: the column with the number of rows of a group. */
+  /**
+   * The column with the number of rows of a group if rows of the sources were removed; otherwise
+   * null.
+   */
   public String rowCount() {
     return rowCount == null ? null : names(List.of(rowCount)).get(0);
   }
 
-  /** Whether the changes of a row-based result are known, and its rows need not be computed. */
+  /** Whether the changes of a row-based result are known, so its rows need not be recomputed. */
   public boolean isLinear() {
     return technique.equals("ROW_BASED") && rows != null;
   }
@@ -151,7 +154,7 @@ public final class QueryChanges {
   /**
    * The changes of a linear result.
    *
-   * @param most so many rows are refused
+   * @param most fails if this many rows or more changed
    */
   public ChangedRows changedRows(int most) {
     List<String> columns = new ArrayList<>(names);
@@ -163,15 +166,18 @@ public final class QueryChanges {
     return new ChangedRows(session, PlanParts.limited(changed, most), most);
   }
 
-  /** Whether the changed keys select few rows of a source; else most of the query is computed. */
+  /**
+   * Whether the changed keys select few rows of a source. Otherwise, most of the query is
+   * recomputed.
+   */
   public boolean selectsRows() {
     AffectedKeys affected = new AffectedKeys(this);
-    // Any rows will do: only the place of the semi-joins matters.
+    // The rows of the keys are irrelevant: only the position of the semi-joins matters.
     affected.restricted(plan, new ArrayList<>(keys), PlanParts.project(keys, plan), true);
     return affected.selectsRows();
   }
 
-  /** How much of each source that changed. */
+  /** The size of the change of each source that changed. */
   public Size[] sizes() {
     return tables.values().stream()
         .filter(table -> !table.isEmpty())
@@ -179,18 +185,18 @@ public final class QueryChanges {
         .toArray(Size[]::new);
   }
 
-  /** Columns whose values identify the rows to be replaced together. */
+  /** The columns whose values identify rows that are replaced together. */
   public List<String> keyColumns() {
     return names(keys);
   }
 
-  /** The keys of all rows that may have changed; at most so many per task. */
+  /** The keys of all rows that may have changed, at most {@code most} per task. */
   public Dataset<Row> changedKeys(int most) {
     LogicalPlan touched = new AffectedKeys(this).touched(plan, new ArrayList<>(keys));
     return PlanParts.limited(frame(touched, keyColumns()).distinct(), most);
   }
 
-  /** The new rows of some keys. */
+  /** The new rows with the given keys. */
   public Dataset<Row> rowsOf(Dataset<Row> keyRows) {
     LogicalPlan known = keyRows.queryExecution().analyzed();
     return frame(
@@ -223,7 +229,7 @@ public final class QueryChanges {
       technique = "APPEND_ONLY";
       return;
     } catch (UnsupportedException error) {
-      // Rows of the result change, too.
+      // Existing rows of the result change as well.
     }
     if (groups(PartialAggregates.of(plan))) {
       technique = "GROUP_AGGREGATE";
@@ -235,7 +241,7 @@ public final class QueryChanges {
         rows = new LinearChanges(this, true).of(plan);
         return;
       } catch (UnsupportedException error) {
-        // The rows of the changed keys are computed.
+        // The rows with changed keys are recomputed.
       }
     }
     keys = new KeyColumns(this).of(plan);
@@ -257,7 +263,7 @@ public final class QueryChanges {
         rowCount = partial.rowCount;
       }
     } catch (UnsupportedException error) {
-      return false; // Other rows change, too.
+      return false; // Other rows change as well.
     }
     merges = partial.merges;
     keys = partial.keys;
@@ -337,7 +343,7 @@ public final class QueryChanges {
     return PlanParts.list(node.children()).stream().anyMatch(this::isChanged);
   }
 
-  /** Whether the query needs the columns of a table. */
+  /** Whether the query uses each column of a table. */
   private boolean[] used(LogicalRelation leaf) {
     List<Attribute> columns = PlanParts.output(leaf);
     boolean[] result = new boolean[columns.size()];
@@ -347,7 +353,7 @@ public final class QueryChanges {
     return result;
   }
 
-  /** A part of the query; columns of tables that have no NULL now are not nullable. */
+  /** A part of the query in which table columns without NULL are not nullable. */
   LogicalPlan withKnownNulls(LogicalPlan node) {
     if (node instanceof LogicalRelation leaf) {
       Set<String> complete = changes(leaf).columnsWithoutNull();
@@ -366,7 +372,7 @@ public final class QueryChanges {
     return node.mapChildren(this::withKnownNulls);
   }
 
-  /** The rows that were added to a table, if none was removed. */
+  /** The rows that were added to a table; fails if rows were removed. */
   LogicalPlan appended(LogicalRelation leaf) {
     if (!changes(leaf).isAppend()) {
       throw new UnsupportedException("rows of a source were changed");
@@ -374,12 +380,12 @@ public final class QueryChanges {
     return PlanParts.as(changes(leaf).appended(used(leaf)), PlanParts.output(leaf));
   }
 
-  /** The rows of a table that were added, removed or changed, as they were and as they are. */
+  /** The added, removed and changed rows of a table, with their old and new values. */
   LogicalPlan changed(LogicalRelation leaf) {
     return PlanParts.as(changes(leaf).changed(used(leaf), false), PlanParts.output(leaf));
   }
 
-  /** The same rows with the number of their copies as last column, negative if removed. */
+  /** The same rows with the number of copies as last column, negative for removed rows. */
   LogicalPlan signed(LogicalRelation leaf) {
     LogicalPlan rows = changes(leaf).changed(used(leaf), true);
     List<Attribute> columns = new ArrayList<>(PlanParts.output(leaf));

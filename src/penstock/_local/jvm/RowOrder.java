@@ -22,10 +22,10 @@ import org.apache.spark.sql.types.DoubleType;
 import org.apache.spark.sql.types.FloatType;
 
 /**
- * Whether results depend on the order of rows with equal values, as those of {@code row_number}.
+ * Detects results that depend on the order of rows with equal values, such as {@code row_number}.
  *
- * <p>Such a result may differ when it is recomputed. So the rows that it had at the last
- * refresh are not known, only the groups to which they belong.
+ * <p>Such a result may differ when it is recomputed. Therefore, its rows at the last refresh are
+ * unknown; only their groups are known.
  */
 final class RowOrder {
   private static final Set<String> ORDERLESS =
@@ -46,27 +46,27 @@ final class RowOrder {
           "VariancePop",
           "VarianceSamp");
 
-  // Sums of these functions are rounded, so that their last bits depend on the order of all rows.
+  // Sums in these functions are rounded, so their last bits depend on the order of all rows.
   private static final Set<String> SUMS =
       Set.of("Average", "StddevPop", "StddevSamp", "Sum", "VariancePop", "VarianceSamp");
 
   private RowOrder() {}
 
-  /** Whether a result of this node depends on it. */
+  /** Whether a result of this node depends on the order of rows. */
   static boolean matters(LogicalPlan node) {
     return node instanceof Deduplicate
         || PlanParts.list(node.expressions()).stream().anyMatch(RowOrder::matters);
   }
 
-  /** Whether a result of the node or of one below does. */
+  /** Whether a result of the node or of a node below it depends on the order of rows. */
   static boolean mattersBelow(LogicalPlan node) {
     return matters(node)
         || PlanParts.list(node.children()).stream().anyMatch(RowOrder::mattersBelow);
   }
 
   /**
-   * Whether some values, or the rows that a plan has, depend on sums of floating-point numbers. If
-   * {@code sum(x) > 1} is recomputed, it may be false where it was true.
+   * Whether values, or which rows a plan returns, depend on sums of floating-point numbers. If
+   * {@code sum(x) > 1} is recomputed, it may change from true to false.
    */
   static boolean isRounded(LogicalPlan node, List<? extends Expression> values) {
     List<Expression> parts = new ArrayList<>(values);

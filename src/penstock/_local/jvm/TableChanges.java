@@ -47,9 +47,9 @@ import scala.Tuple2;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
-/** How the rows of a Delta table differ between two of its versions. */
+/** Computes how the rows of a Delta table differ between two versions. */
 final class TableChanges {
-  // Longer logs are read more slowly than most tables are computed again.
+  // Reading more commits takes longer than recomputing most tables.
   private static final long MOST_COMMITS = 1000;
   private static final long SMALL_BYTES = 16L << 20;
   private static final ObjectMapper JSON = new ObjectMapper();
@@ -60,7 +60,7 @@ final class TableChanges {
   private final long since;
   private final Snapshot snapshot;
 
-  /** Added and removed files by path and deletion vector, without those that were both. */
+  /** Added and removed files by path and deletion vector, without files that were both. */
   private final Map<List<String>, FileAction> files = new LinkedHashMap<>();
 
   /** Whether a file was added twice, or removed twice, as by RESTORE after OPTIMIZE. */
@@ -73,7 +73,8 @@ final class TableChanges {
   /**
    * Reads the commits after a version.
    *
-   * @throws QueryChanges.UnsupportedException if columns were removed or changed meanwhile
+   * @throws QueryChanges.UnsupportedException if the commits cannot be read or are too many, or if
+   *     columns were removed or changed
    */
   TableChanges(SparkSession session, long since, Snapshot snapshot) {
     this.session = session;
@@ -123,7 +124,7 @@ final class TableChanges {
       }
     } else if (action instanceof Metadata metadata) {
       Metadata old = before().metadata();
-      // The query reads none of the new columns: else it would be another one.
+      // The query reads no new columns: otherwise it would be a different query.
       boolean isSame =
           metadata.id().equals(old.id())
               && Set.copyOf(fields(metadata)).containsAll(fields(old))
@@ -132,10 +133,10 @@ final class TableChanges {
         throw new QueryChanges.UnsupportedException("the schema of a source changed");
       }
     }
-    // A new protocol, as for deletion vectors, leaves the rows as they are.
+    // A new protocol, such as for deletion vectors, does not change the rows.
   }
 
-  /** The columns without comments and what applies to writes, as the last value of IDENTITY. */
+  /** The columns without comments and metadata for writes, such as the last value of IDENTITY. */
   private static List<StructField> fields(Metadata metadata) {
     StructType columns =
         ColumnWithDefaultExprUtils.removeDefaultExpressions(metadata.schema(), false, false);
@@ -168,9 +169,9 @@ final class TableChanges {
   }
 
   /**
-   * The rows that were added or removed, by the statistics of their files.
+   * The number and share of added and removed rows, according to the statistics of their files.
    *
-   * <p>All rows of a file count if it was rewritten, also those that are the same as before.
+   * <p>If a file was rewritten, all of its rows count, including unchanged rows.
    */
   QueryChanges.Size size() {
     Option<VersionChecksum> checksum = snapshot.checksumOpt();
@@ -203,7 +204,7 @@ final class TableChanges {
     return file.deletionVector() == null ? 0 : file.deletionVector().cardinality();
   }
 
-  /** Columns without NULL, by the statistics of all files. */
+  /** Columns without NULL, according to the statistics of all files. */
   Set<String> columnsWithoutNull() {
     Map<String, String> names = new HashMap<>();
     for (StructField field : snapshot.schema().fields()) {
@@ -214,7 +215,7 @@ final class TableChanges {
       try {
         nulls = file.stats() == null ? nulls : JSON.readTree(file.stats()).path("nullCount");
       } catch (JsonProcessingException error) {
-        // As without statistics.
+        // Treated as a file without statistics.
       }
       JsonNode counts = nulls;
       names.keySet().removeIf(name -> counts.path(name).asLong(1) != 0);
@@ -229,7 +230,7 @@ final class TableChanges {
   /**
    * The rows of the added files, if no file was removed.
    *
-   * @param used whether a column is used; others may be NULL
+   * @param used whether each column is used; unused columns may be NULL
    */
   LogicalPlan appended(boolean[] used) {
     // Rows of one task are grouped without a shuffle.
@@ -245,11 +246,11 @@ final class TableChanges {
   }
 
   /**
-   * Rows that were added, removed or changed, before and after the change; and a last column that
-   * is the number of their copies, negative if these were removed.
+   * The added, removed and changed rows, before and after the change, with the number of copies as
+   * last column, negative for removed rows.
    *
-   * @param used whether a column is used; others may be NULL
-   * @param isNet whether rows that only differ in other columns are left out
+   * @param used whether each column is used; unused columns may be NULL
+   * @param isNet whether rows that differ only in unused columns are left out
    */
   LogicalPlan changed(boolean[] used, boolean isNet) {
     boolean isWhole = isRepeated || files.values().stream().anyMatch(this::isGone);
@@ -263,7 +264,7 @@ final class TableChanges {
     StructField[] fields = columns(used).fields();
     boolean canGroup = Arrays.stream(fields).allMatch(f -> canGroup(f.dataType()));
     if ((isWhole || isNet) && canGroup) {
-      // All rows of rewritten files were deleted and inserted; those that are in both are left out.
+      // All rows of rewritten files are deleted and inserted; rows that are both are left out.
       rows =
           rows.groupBy(converted(fields, true))
               .agg(functions.sum(SIGN).as(SIGN))
@@ -283,7 +284,7 @@ final class TableChanges {
         rows.addDifference(add, removed.get(file.path()).deletionVector());
       }
     }
-    // Few rows are read sooner without Delta, many with the code that Spark generates.
+    // Few rows are read faster without Delta, many rows with the code that Spark generates.
     boolean isSmall =
         whole.stream().mapToLong(FileAction::getFileSize).sum() <= SMALL_BYTES
             && whole.stream().allMatch(file -> file.getFileSize() > 0);
@@ -327,7 +328,7 @@ final class TableChanges {
     return type instanceof DoubleType || type instanceof FloatType;
   }
 
-  /** Floating-point numbers as their bits, or back: GROUP BY makes one of -0.0 and 0.0. */
+  /** Converts floating-point numbers to bits, or back: GROUP BY treats -0.0 and 0.0 as equal. */
   private static Column[] converted(StructField[] fields, boolean toBits) {
     Column[] columns = names(fields);
     for (int index = 0; index < fields.length; index++) {
@@ -363,7 +364,7 @@ final class TableChanges {
     return all;
   }
 
-  /** All columns of the table; those that are not used are NULL. */
+  /** All columns of the table; unused columns are NULL. */
   private Column[] all(boolean[] used) {
     StructField[] fields = snapshot.schema().fields();
     Column[] columns = new Column[fields.length];
@@ -392,7 +393,7 @@ final class TableChanges {
         Option.empty());
   }
 
-  /** As if all changes were of one commit: a file that has changed often is read once. */
+  /** Treats all changes as one commit: a file that changed several times is read once. */
   private Dataset<Row> ofFiles(Collection<FileAction> changed) {
     long version = snapshot.version();
     Seq<Action> actions = CollectionConverters.asScala(List.<Action>copyOf(changed)).toSeq();
@@ -410,7 +411,7 @@ final class TableChanges {
         .fileChangeDf();
   }
 
-  /** The version of which the result is known. */
+  /** The snapshot for which the result was computed. */
   Snapshot before() {
     return log.getSnapshotAt(since, Option.empty(), Option.empty(), false);
   }
