@@ -28,10 +28,13 @@ import org.apache.spark.util.Clock;
  */
 public final class BatchAdmission {
   private static final int MUCH_LONGER = 12;
-  /** From the beginning of a batch to that of the next one: more would only make smaller files. */
+  /**
+   * The minimum time between the starts of two batches: more batches would only write smaller
+   * files.
+   */
   private static final long LEAST_MILLIS = 200;
 
-  /** The same while others wait: each reader of a table reads each of its commits. */
+  /** The minimum while other queries wait: each reader of a table reads each of its commits. */
   private static final long CROWDED_MILLIS = 500;
 
   private static final long FIRST_PAUSE_MILLIS = 50;
@@ -46,8 +49,8 @@ public final class BatchAdmission {
   private long arrivals;
 
   /**
-   * @param permits how many turns may be taken at the same time
-   * @param limitMillis how long a turn keeps others waiting
+   * @param permits the number of turns at the same time
+   * @param limitMillis how long a turn keeps other queries waiting
    */
   public BatchAdmission(int permits, long limitMillis) {
     this.permits = permits;
@@ -64,14 +67,14 @@ public final class BatchAdmission {
   }
 
   /**
-   * Lets a query take turns from its next trigger on; has no effect on queries without a processing
-   * time trigger. Returns at once.
+   * Admits a query by turns from its next trigger on; has no effect on queries without a processing
+   * time trigger. Returns immediately.
    *
-   * <p>Spark offers no way to give a query a clock. Its trigger has one of its own, made when the
-   * query has opened its sources, which it asks before each trigger.
+   * <p>Spark has no API to set the clock of a query. The trigger executor, which is created when
+   * the query has opened its sources, reads its clock before each trigger; this clock is replaced.
    *
    * @param patienceMillis see {@link #turn}
-   * @param isEager while there are rows, the next batch does not wait for the interval
+   * @param isEager whether the next batch does not wait for the interval while there are rows
    */
   public void attach(StreamExecution query, long patienceMillis, boolean isEager) {
     if (query instanceof MicroBatchExecution) {
@@ -100,7 +103,7 @@ public final class BatchAdmission {
     }
   }
 
-  /** How many queries wait for their turn. */
+  /** The number of queries that wait for their turn. */
   public int waiting() {
     lock.lock();
     try {
@@ -110,7 +113,7 @@ public final class BatchAdmission {
     }
   }
 
-  /** Call with the lock. */
+  /** The caller must hold the lock. */
   private boolean hasRoom() {
     long now = System.nanoTime();
     admitted.removeIf(
@@ -119,14 +122,14 @@ public final class BatchAdmission {
     return within < permits && admitted.size() < 2 * permits;
   }
 
-  /** Call with the lock. */
+  /** The caller must hold the lock. */
   private void wakeNext() {
     if (!waiting.isEmpty()) {
       waiting.first().isNext.signal();
     }
   }
 
-  /** The place of a query in the line. Used by one thread at a time. */
+  /** The position of a query in the queue. Used by one thread at a time. */
   public final class Turn implements Comparable<Turn> {
     private final Condition isNext = lock.newCondition();
     private final long patienceNanos;
@@ -147,7 +150,7 @@ public final class BatchAdmission {
           : Long.signum(due - other.due);
     }
 
-    /** Waits for the turn; no effect within it. */
+    /** Waits for the turn; has no effect during the turn. */
     public void enter() throws InterruptedException {
       if (isTaken) {
         return;
@@ -160,7 +163,7 @@ public final class BatchAdmission {
         try {
           while (waiting.first() != this || !hasRoom()) {
             if (waiting.first() == this) {
-              // The first in line also looks for turns whose time is up.
+              // The first query in the queue also checks for turns that exceed their limit.
               isNext.awaitNanos(CHECK_NANOS);
             } else {
               isNext.await();
@@ -183,7 +186,7 @@ public final class BatchAdmission {
       return BatchAdmission.this.waiting() < permits ? LEAST_MILLIS : CROWDED_MILLIS;
     }
 
-    /** Ends the turn; no effect outside of it. */
+    /** Ends the turn; has no effect outside of a turn. */
     public void leave() {
       isTaken = false;
       lock.lock();
@@ -196,7 +199,7 @@ public final class BatchAdmission {
     }
   }
 
-  /** The clock of a processing time trigger, which looks at it before each trigger. */
+  /** The clock of a processing time trigger, which is read before each trigger. */
   private static final class TurnClock implements Clock {
     private final Turn turn;
     private final long intervalMillis;
@@ -211,7 +214,7 @@ public final class BatchAdmission {
       this.eager = eager;
     }
 
-    /** Asked before each trigger; with pauses between them, after it as well. */
+    /** Called before each trigger and, if there is an interval, after each trigger. */
     @Override
     public long getTimeMillis() {
       if (intervalMillis == 0) {
@@ -234,7 +237,8 @@ public final class BatchAdmission {
     }
 
     /**
-     * Asked between two triggers. The clock may be set back: no wait is longer than the interval.
+     * Called between two triggers. Never waits longer than the interval, as the system clock may be
+     * set back.
      */
     @Override
     public long waitTillTime(long target) {
@@ -254,7 +258,7 @@ public final class BatchAdmission {
       return now;
     }
 
-    /** After a batch, soon; then less and less often. */
+    /** The time of the next trigger: soon after a batch, then with exponential backoff. */
     private long next(long now) {
       Object batch = eager.lastExecution();
       boolean isIdle = batch == lastBatch;
@@ -263,7 +267,7 @@ public final class BatchAdmission {
       return isIdle ? now + idleMillis : began + turn.leastMillis();
     }
 
-    /** As it is: Spark knows an interrupted query by this exception. */
+    /** Throws the exception unwrapped: Spark detects an interrupted query by its type. */
     @SuppressWarnings("unchecked")
     private static <E extends Throwable> E unchecked(Throwable e) throws E {
       throw (E) e;

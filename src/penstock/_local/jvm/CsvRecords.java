@@ -34,11 +34,11 @@ import org.apache.spark.unsafe.types.UTF8String;
 import org.apache.spark.util.SerializableConfiguration;
 
 /**
- * Parses the lines of CSV files with Spark's parser, knowing the header of each file.
+ * Parses the lines of CSV files with Spark's parser and the header of each file.
  *
- * <p>A task reads a file, or a part of it, from its beginning to its end: the header is the first
- * line of a file that is neither blank nor a comment. For a part of a large file without the
- * beginning, the header is read from the file.
+ * <p>A task reads a file, or a split of it, sequentially. The header is the first line of a file
+ * that is neither blank nor a comment. For a split that does not start at the beginning of the
+ * file, the header is read from the file separately.
  */
 public final class CsvRecords implements Serializable {
   private static final long serialVersionUID = 1;
@@ -72,7 +72,7 @@ public final class CsvRecords implements Serializable {
     this.hadoop = hadoop;
   }
 
-  /** What the text of a query says of it. */
+  /** The text in a query plan. */
   @Override
   public String toString() {
     return "CsvRecords(" + schema.json() + new TreeMap<>(options) + isCaseSensitive + slow + ")";
@@ -80,13 +80,13 @@ public final class CsvRecords implements Serializable {
 
   /**
    * A struct for each line of a file: {@code is_record}, false for a header, a comment or a blank
-   * line; {@code header}, the names of the columns if they are not those of the schema; and {@code
-   * typed}, the columns if they are.
+   * line; {@code header}, the column names of the file if they differ from the schema; and {@code
+   * typed}, the columns if they do not.
    *
-   * <p>{@code ddl} are the columns, {@code options} those of {@code from_csv}, with {@code header},
-   * {@code comment} and {@code encoding}. {@code typed} has one more column, {@code flaw}: the line
-   * if not all of it is in the columns. A line that {@code slow} matches is not parsed, if there is
-   * a DECIMAL.
+   * <p>{@code ddl} defines the columns; {@code options} are those of {@code from_csv}, with {@code
+   * header}, {@code comment} and {@code encoding}. {@code typed} has an additional column named
+   * {@code flaw}: the line, if it could not be parsed completely. If there is a DECIMAL column,
+   * lines that match {@code slow} are not parsed.
    */
   public static Column parsed(
       SparkSession session,
@@ -111,13 +111,13 @@ public final class CsvRecords implements Serializable {
     SerializableConfiguration hadoop = hadoop(session);
     CsvRecords records =
         new CsvRecords(schema, options, timeZone, isCaseSensitive, pattern, hadoop);
-    // Not deterministic for Spark: it must see each line once, in the order of the file.
+    // Not deterministic for Spark: each line must be evaluated once, in the order of the file.
     return RowFunction.column(records, result, false, line, path, blockStart);
   }
 
   /**
-   * The names of the columns in the header of each file, which is opened here; none for a file
-   * without a record, or that cannot be read.
+   * The column names in the header of each file, which is opened on the driver; empty for a file
+   * that has no record or cannot be read.
    */
   public static List<List<String>> headers(
       SparkSession session, List<String> files, Map<String, String> options) {
@@ -179,7 +179,7 @@ public final class CsvRecords implements Serializable {
     System.arraycopy(((GenericInternalRow) row).values(), 0, values, 0, schema.length());
   }
 
-  // Scala's compiler does not ask for the exception to be declared.
+  // Scala methods do not declare checked exceptions, which Java requires to catch them.
   private InternalRow parse(String text) throws BadRecordException {
     return parser.parse().apply(text).get();
   }
@@ -204,7 +204,9 @@ public final class CsvRecords implements Serializable {
     }
   }
 
-  /** The first line of a file that is neither blank nor a comment; {@code null} without one. */
+  /**
+   * The first line of a file that is neither blank nor a comment; {@code null} if there is none.
+   */
   private String firstRecord(Path path) throws IOException {
     CompressionCodec codec = new CompressionCodecFactory(hadoop.value()).getCodec(path);
     try (InputStream bytes = path.getFileSystem(hadoop.value()).open(path);
@@ -230,7 +232,7 @@ public final class CsvRecords implements Serializable {
     return first < text.length() && (comment == 0 || text.charAt(first) != comment);
   }
 
-  /** Keeps the names of a header unless they are those of the schema. */
+  /** Stores the names of a header if they differ from the schema. */
   private void setHeader(String text) {
     List<String> names = isCaseSensitive ? names(text) : respelled(names(text));
     if (!names.equals(List.of(schema.fieldNames()))) {
@@ -238,7 +240,7 @@ public final class CsvRecords implements Serializable {
     }
   }
 
-  /** The names in a header as Spark's reader calls the columns. */
+  /** The column names that Spark's reader derives from a header. */
   private List<String> names(String text) {
     List<String> names = new ArrayList<>();
     for (String token : parser.tokenizer().parseLine(text)) {

@@ -20,11 +20,13 @@ import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * An expression that few rows need, such as the search for what does not fit into the columns.
+ * An expression that is needed for few rows, such as the search for values that do not fit the
+ * columns.
  *
- * <p>Spark generates no code for functions with lambdas, nor for a step of a query that contains
- * one: every row would be copied before and after it. As a call of this object, the expression is
- * evaluated where it is needed, and the step is compiled together with its neighbours.
+ * <p>Spark generates no code for functions with lambdas, nor for an operator that contains one:
+ * every row would be copied before and after this operator. As a call of this object, the
+ * expression is evaluated only where it is needed, and the operator is compiled together with
+ * adjacent operators.
  */
 public final class Interpreted implements Serializable {
   private static final long serialVersionUID = 1;
@@ -38,7 +40,7 @@ public final class Interpreted implements Serializable {
     this.sql = sql;
   }
 
-  /** What the text of a query says of it. */
+  /** The text in a query plan. */
   @Override
   public String toString() {
     return "Interpreted(" + sql + ")";
@@ -47,9 +49,9 @@ public final class Interpreted implements Serializable {
   /**
    * A column with the values of an expression.
    *
-   * @param rows has the columns that the expression uses
-   * @param sql deterministic
-   * @param columns those columns
+   * @param rows a DataFrame that has the columns used by the expression
+   * @param sql a deterministic expression
+   * @param columns the columns used by the expression
    */
   public static Column column(Dataset<Row> rows, String sql, List<String> columns) {
     Dataset<Row> value = rows.selectExpr(columns.toArray(String[]::new)).selectExpr(sql);
@@ -63,7 +65,7 @@ public final class Interpreted implements Serializable {
     return RowFunction.column(bound, expression.dataType(), true, row);
   }
 
-  /** Spark's rule for values that are used twice adds steps to the query. They are repeated. */
+  /** Inlines common expressions: Spark's rule for them would add operators to the query. */
   private static Expression inlined(Expression expression) {
     Expression node = withChildren(expression, Interpreted::inlined);
     return node instanceof With with ? withValues(with.child(), with.defs()) : node;
@@ -85,7 +87,9 @@ public final class Interpreted implements Serializable {
     return node.withNewChildren(RowFunction.seq(children.stream().map(change).toList()));
   }
 
-  /** The value for one row; that of the last row is kept: all rows of a file have one path. */
+  /**
+   * The value for one row. The last value is cached: for example, all rows of a file have one path.
+   */
   public Object evaluate(InternalRow row) {
     Evaluated known = last;
     if (known == null || !known.row.equals(row)) {

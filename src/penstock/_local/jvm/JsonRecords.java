@@ -33,10 +33,11 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Parses JSON records as Spark's reader of files does, and checks whether the columns hold them
- * completely: no error, no key that the schema lacks, no repeated key, nothing after the object.
+ * Parses JSON records as Spark's file reader does, and checks whether the columns contain them
+ * completely: no error, no key that is not in the schema, no duplicate key, nothing after the
+ * object.
  *
- * <p>Both in one pass: Spark's parser reads the tokens through a {@link CheckedTokens}.
+ * <p>Both are done in one pass: Spark's parser reads the tokens through {@link CheckedTokens}.
  */
 public final class JsonRecords implements Serializable {
   private static final long serialVersionUID = 1;
@@ -60,7 +61,7 @@ public final class JsonRecords implements Serializable {
     this.checksDecimals = checksDecimals;
   }
 
-  /** What the text of a query says of it. */
+  /** The text in a query plan. */
   @Override
   public String toString() {
     return "JsonRecords(" + schema.json() + new TreeMap<>(options) + checksDecimals + ")";
@@ -69,8 +70,9 @@ public final class JsonRecords implements Serializable {
   /**
    * A struct of {@code typed}, {@code is_complete} and {@code is_flawed} for a column of records.
    *
-   * <p>{@code ddl} are the columns, {@code options} those of {@code from_json}. With {@code
-   * checksDecimals}, a number that may have more digits than its DECIMAL holds is not complete.
+   * <p>{@code ddl} defines the columns; {@code options} are those of {@code from_json}. With {@code
+   * checksDecimals}, a record is not complete if a number may have more digits than its DECIMAL
+   * column.
    */
   public static Column parsed(
       SparkSession session,
@@ -110,7 +112,7 @@ public final class JsonRecords implements Serializable {
     return new GenericInternalRow(new Object[] {row, !isFlawed && tokens.isComplete, isFlawed});
   }
 
-  // Scala's compiler does not ask for the exception to be declared.
+  // Scala methods do not declare checked exceptions, which Java requires to catch them.
   private InternalRow parse(UTF8String text) throws BadRecordException {
     scala.collection.Iterable<InternalRow> rows =
         parser.parse(text.getBytes(), this::open, bytes -> text);
@@ -135,7 +137,7 @@ public final class JsonRecords implements Serializable {
       leastWhole = Math.min(leastWhole, decimal.precision() - decimal.scale());
       leastScale = Math.min(leastScale, decimal.scale());
     } else if (type instanceof ArrayType array) {
-      // The parser names no field at the elements of an array.
+      // The parser has no field name at the elements of an array.
       findDecimals(array.elementType(), null);
     } else if (type instanceof MapType map) {
       findDecimals(map.valueType(), null);
@@ -170,7 +172,7 @@ public final class JsonRecords implements Serializable {
     }
 
     boolean add(String key) {
-      // Jackson gives equal keys as the same string, so that few of them are compared quickly.
+      // Jackson returns the same string for equal keys, so comparing a few of them is fast.
       for (int i = 0; i < Math.min(count, FEW); i++) {
         if (first[i].equals(key)) {
           return false;
@@ -211,8 +213,8 @@ public final class JsonRecords implements Serializable {
     }
 
     /**
-     * Called at a field name that the schema lacks, or at an object that a string column stores as
-     * text.
+     * Called at a field name that is not in the schema, or at an object that a STRING column
+     * stores.
      */
     @Override
     public JsonParser skipChildren() throws IOException {

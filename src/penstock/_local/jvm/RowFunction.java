@@ -18,9 +18,7 @@ import org.apache.spark.sql.types.StructType;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
-/**
- * What the parsers of records share: objects whose method {@code evaluate} is a function of SQL.
- */
+/** Shared code of the record parsers: their method {@code evaluate} is called as a SQL function. */
 final class RowFunction {
   private RowFunction() {}
 
@@ -40,7 +38,7 @@ final class RowFunction {
     return (StructType) ExprUtils.evalTypeExpr(struct);
   }
 
-  /** The columns of a record that could be parsed nevertheless; {@code null} if there are none. */
+  /** The columns of a malformed record that could be parsed; {@code null} if there are none. */
   static InternalRow partial(BadRecordException error) {
     InternalRow[] rows = error.partialResults().apply();
     return rows.length > 0 ? rows[0] : null;
