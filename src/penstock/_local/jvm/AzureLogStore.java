@@ -5,7 +5,7 @@ import java.util.Iterator;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 
-/** Delta's log on Azure; versions are written only while this driver has the lease. */
+/** A Delta log on Azure: versions are written only while this driver holds the lease. */
 public final class AzureLogStore extends io.delta.storage.AzureLogStore {
 
   public AzureLogStore(Configuration initHadoopConf) {

@@ -6,7 +6,7 @@ import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 
 /**
- * Delta's log on Google Cloud Storage; versions are written only while this driver has the lease.
+ * A Delta log on Google Cloud Storage: versions are written only while this driver holds the lease.
  */
 public final class GcsLogStore extends io.delta.storage.GCSLogStore {
 

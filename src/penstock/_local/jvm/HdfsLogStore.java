@@ -5,7 +5,7 @@ import java.util.Iterator;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.Path;
 
-/** Delta's log on HDFS; versions are written only while this driver has the lease. */
+/** A Delta log on HDFS: versions are written only while this driver holds the lease. */
 public final class HdfsLogStore extends io.delta.storage.HDFSLogStore {
 
   public HdfsLogStore(Configuration initHadoopConf) {

@@ -24,19 +24,20 @@ import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
 /**
- * Delta's log on a local disk: a version is published by a hard link, which fails if it exists.
+ * A Delta log on a local disk: a version is published by a hard link, which fails if it exists.
  *
- * <p>{@code io.delta.storage.LocalLogStore} looks whether the version exists and then renames over
- * it. That is safe between the threads of one process only: a commit that another process makes in
- * between is overwritten. A link is atomic, as Delta's protocol demands of a commit. Delta then
- * checks the other commit for conflicts and tries the next version.
+ * <p>{@code io.delta.storage.LocalLogStore} checks whether the version exists and then renames the
+ * new file to it. This is safe only between the threads of one process: a concurrent commit of
+ * another process is overwritten. Creating a link is atomic, as the Delta protocol requires of a
+ * commit. If it fails, Delta checks the other commit for conflicts and retries with the next
+ * version.
  */
 public final class LinkLogStore extends HadoopFileSystemLogStore {
 
   private static final Pattern LAST_CHECKPOINT = Pattern.compile("\"version\"\\s*:\\s*(\\d+)");
   private static final Pattern OTHER_CHECKPOINT = Pattern.compile("\"(parts|v2Checkpoint)\"");
 
-  /** Of one version, in the order of names. */
+  /** The suffixes of the files of a version, in the order of their names. */
   private static final List<String> SUFFIXES = List.of(".checkpoint.parquet", ".crc", ".json");
 
   public LinkLogStore(Configuration initHadoopConf) {
@@ -47,7 +48,7 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
   public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration conf)
       throws IOException {
     if (overwrite) {
-      // `_last_checkpoint` alone, which every writer may replace.
+      // Only `_last_checkpoint` is overwritten; every writer may replace it.
       writeWithRename(path, actions, true, conf);
       return;
     }
@@ -58,7 +59,7 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
     java.nio.file.Path draft = Paths.get(createTempPath(path).toUri().getPath());
     try {
       write(draft, actions);
-      // A checksum of Hadoop's that is left of a deleted file would make this one unreadable.
+      // A Hadoop checksum file that remains of a deleted file would make this file unreadable.
       Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
       Files.createLink(target, draft);
     } catch (FileAlreadyExistsException e) {
@@ -66,7 +67,7 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
     } catch (UnsupportedOperationException e) {
       throw noLinks(path, e);
     } catch (FileSystemException e) {
-      // "Operation not permitted" or "Operation not supported", by file system.
+      // "Operation not permitted" or "Operation not supported", depending on the file system.
       boolean isRefused = e.getReason() != null && e.getReason().startsWith("Operation not");
       throw isRefused ? noLinks(path, e) : e;
     } finally {
@@ -75,9 +76,9 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
   }
 
   /**
-   * Looks at files of wanted versions only. Every update of a table's state lists its log, and
-   * Delta looks at all files of the folder: at least one for each commit of the last month. From
-   * the last checkpoint on, even the names in the folder are not needed.
+   * Gets the status of only the files from the given name on. Every update of a snapshot lists the
+   * log, and Delta gets the status of all files in the folder: at least one for each commit of the
+   * last month. From the last checkpoint on, the folder is not listed at all.
    */
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
@@ -99,7 +100,7 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
         try {
           found.add(files.getFileStatus(new Path(folder, name)));
         } catch (FileNotFoundException e) {
-          // Deleted since.
+          // Deleted concurrently.
         }
       }
     }
@@ -107,9 +108,9 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
   }
 
   /**
-   * The files of a version and those after it, by looking for them by name: versions have no gaps.
-   * {@code null} if the version is before the last checkpoint, where any files may be missing, or
-   * if that has another name than its version alone.
+   * The files of a version and of later versions, found by probing their names: versions have no
+   * gaps. {@code null} if the version is before the last checkpoint, where files may be missing, or
+   * if that checkpoint has parts or is a V2 checkpoint.
    */
   private static List<String> namesSinceCheckpoint(File folder, String from) throws IOException {
     if (!from.matches("\\d{20}\\..*")) {
@@ -148,7 +149,7 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
     return names;
   }
 
-  /** The name of a commit. */
+  /** The file name of a commit. */
   static String commit(long version) {
     return String.format("%020d.json", version);
   }
@@ -171,7 +172,7 @@ public final class LinkLogStore extends HadoopFileSystemLogStore {
         cause);
   }
 
-  /** Checkpoints are written in place: a reader could see a part of one. */
+  /** Checkpoints are written in place: a reader may see a partial checkpoint. */
   @Override
   public Boolean isPartialWriteVisible(Path path, Configuration conf) {
     return true;

@@ -11,12 +11,12 @@ import org.apache.spark.sql.execution.streaming.checkpointing.AbstractFileContex
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.CancellableFSDataOutputStream;
 
 /**
- * Files of Spark's checkpoints on an object store: they appear when their upload is complete, and
- * the offsets of a batch are created only if they do not exist, and only while this driver has the
- * lease of its storage.
+ * Manages the files of Spark's checkpoints on an object store. A file is visible when its upload is
+ * complete. The offsets of a batch are created only if they do not exist, and only while this
+ * driver holds the lease of its storage.
  *
- * <p>Spark's own one for object stores, of {@code spark-hadoop-cloud}, looks whether a file exists
- * and then writes it: what another driver writes in between is overwritten.
+ * <p>Spark's own file manager for object stores, in {@code spark-hadoop-cloud}, checks whether a
+ * file exists and then writes it: a concurrent write of another driver is overwritten.
  */
 public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpointFileManager {
 
@@ -31,11 +31,11 @@ public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpo
   }
 
   /**
-   * A file of a log is looked for as a file only. S3 needs one more request to find a folder, and
-   * each batch looks for three files before it creates them.
+   * Checks a path in a log only for a file. S3 needs an additional request to find a folder, and
+   * each batch checks for three files before it creates them.
    */
   @Override
-  @SuppressWarnings("deprecation") // `isFile` is what s3a implements without a listing
+  @SuppressWarnings("deprecation") // s3a implements `isFile` without a listing
   public boolean exists(Path path) {
     boolean isOfLog = FILE_OF_LOG.matcher(path.toUri().getPath()).matches();
     try {
@@ -89,7 +89,7 @@ public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpo
     }
   }
 
-  /** A file of a state store, which a repeated task replaces. */
+  /** A file of a state store, which a retried task replaces. */
   private static final class Upload extends CancellableFSDataOutputStream {
     private final FSDataOutputStream upload;
     private boolean ended;

@@ -20,11 +20,11 @@ import org.apache.hadoop.fs.s3a.S3ListRequest;
 import org.apache.hadoop.fs.store.audit.AuditSpan;
 
 /**
- * Delta's log on an object store: a version is created only if it does not exist, and only while
- * this driver has the lease of its storage.
+ * A Delta log on an object store: a version is created only if it does not exist, and only while
+ * this driver holds the lease of its storage.
  *
- * <p>{@code io.delta.storage.S3SingleDriverLogStore} looks whether the version exists and then
- * writes it: a commit that another driver makes in between is overwritten.
+ * <p>{@code io.delta.storage.S3SingleDriverLogStore} checks whether the version exists and then
+ * writes it: a concurrent commit of another driver is overwritten.
  */
 public final class ObjectLogStore extends HadoopFileSystemLogStore {
 
@@ -42,19 +42,19 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
       StorageLease.commit(path, content, conf);
       return;
     }
-    // `_last_checkpoint` alone, which every writer may replace.
+    // Only `_last_checkpoint` is overwritten; every writer may replace it.
     try (FSDataOutputStream stream = path.getFileSystem(conf).create(path, true)) {
       stream.write(content);
     }
   }
 
   /**
-   * Lists the keys from the wanted one on. Every update of a table's state lists its log, which has
-   * at least two objects for each commit of the last month.
+   * Lists the keys from the given one on. Every update of a snapshot lists the log, which has at
+   * least two objects for each commit of the last month.
    */
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    // VACUUM lists folders of data with this method.
+    // VACUUM lists data folders with this method.
     if (!path.getParent().getName().equals("_delta_log")
         || !(path.getFileSystem(conf) instanceof S3AFileSystem files)) {
       return super.listFrom(path, conf);
@@ -63,7 +63,8 @@ public final class ObjectLogStore extends HadoopFileSystemLogStore {
     String prefix = folder.toUri().getPath().substring(1) + "/";
     String name = path.getName();
     S3ListRequest request = files.createListObjectsRequest(prefix, "/");
-    // The older API of S3 has no such parameter, and in a directory bucket keys have no order.
+    // Version 1 of the S3 API has no `start-after`, and the keys of a directory bucket are not
+    // sorted.
     if (request.isV1()
         || files.hasPathCapability(path, CommonPathCapabilities.DIRECTORY_LISTING_INCONSISTENT)) {
       return super.listFrom(path, conf);

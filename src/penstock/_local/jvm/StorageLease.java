@@ -17,15 +17,18 @@ import org.apache.hadoop.fs.Path;
 
 /**
  * The lease of this driver on a storage without file locks: a file per term, whose name is the
- * number of the term. The newest term has the lease.
+ * number of the term. The newest term holds the lease.
  *
- * <p>The holder changes its file at intervals, and then looks for a newer term. A driver that has
- * seen no change for the lifetime of the lease creates the next term. So the lease is certain to be
- * held for its lifetime after the last renewal; {@link #check} renews it after that.
+ * <p>The holder overwrites its file at intervals, and then checks for a newer term. A driver that
+ * has seen no change for the lifetime of the lease creates the next term. Therefore, the lease is
+ * guaranteed for its lifetime after the last renewal; {@link #check} renews it after that.
  */
 public final class StorageLease {
 
-  /** Of a lease that another driver has taken over, whose record is the message, or released. */
+  /**
+   * Thrown if the lease was released, or taken over by another driver; the message contains the
+   * record of that driver.
+   */
   public static final class LostException extends IOException {
     private static final long serialVersionUID = 1;
 
@@ -55,7 +58,9 @@ public final class StorageLease {
     this.lifetimeMillis = lifetimeMillis;
   }
 
-  /** Holds a term whose file this driver has created. {@code record} is its first line. */
+  /**
+   * Holds a term whose file this driver has created. {@code record} is the first line of the file.
+   */
   public static StorageLease hold(
       String file, String record, long lifetimeMillis, Configuration conf) throws IOException {
     StorageLease lease = new StorageLease(new Path(file), record, lifetimeMillis, conf);
@@ -64,12 +69,12 @@ public final class StorageLease {
     return lease;
   }
 
-  /** After {@link #release}: other code of a borrowed session may commit. */
+  /** Called after {@link #release}, so that other code of a borrowed session can commit. */
   public static void forget() {
     held = null;
   }
 
-  /** Fails if this driver had a lease and another one has it now. Called before each commit. */
+  /** Fails if the lease of this driver was taken over or released. Called before each commit. */
   public static void check() throws IOException {
     StorageLease lease = held;
     if (lease != null) {
@@ -78,7 +83,7 @@ public final class StorageLease {
   }
 
   private void ensure() throws IOException {
-    // Two clocks: the first stops while the machine sleeps, the second may be set back.
+    // The monotonic clock stops while the machine sleeps; the system clock may be set back.
     long elapsed = TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - renewedNanos);
     long apart = Math.abs(System.currentTimeMillis() - renewedMillis);
     if (lost != null || elapsed >= lifetimeMillis || apart >= lifetimeMillis) {
@@ -92,7 +97,7 @@ public final class StorageLease {
     renew();
   }
 
-  /** Proves that the holder is alive, and then that there is no newer term. */
+  /** Overwrites the file to signal that the holder is alive, and then checks for a newer term. */
   public synchronized void renew() throws IOException {
     if (lost != null) {
       throw new LostException(lost);
@@ -113,7 +118,7 @@ public final class StorageLease {
     renewedMillis = millis;
   }
 
-  /** Ends the lease; {@code last} replaces the record. Commits fail from here on. */
+  /** Ends the lease; {@code last} replaces the record. Subsequent commits fail. */
   public synchronized void release(String last) throws IOException {
     if (lost == null) {
       lost = "{}";
@@ -123,17 +128,18 @@ public final class StorageLease {
 
   private void write(String text) throws IOException {
     FSDataOutputStreamBuilder<?, ?> create = files.createFile(file).overwrite(true).recursive();
-    create.opt("fs.s3a.create.performance", true); // else s3a lists whether it is a folder
+    create.opt("fs.s3a.create.performance", true); // otherwise s3a lists the path
     try (FSDataOutputStream stream = create.build()) {
       stream.write(text.getBytes(StandardCharsets.UTF_8));
     }
   }
 
   /**
-   * Creates a file that does not exist yet, by a conditional write on S3; false if it exists.
+   * Creates a file if it does not exist, by a conditional write on S3; false if it exists.
    *
-   * <p>If the response to the request is lost, the request is repeated, and refused because of
-   * itself. So a file with the same content is taken as created: contents must differ.
+   * <p>If the response to the request is lost, the request is retried and fails because the file
+   * exists. Therefore, an existing file with the same content counts as created: contents must be
+   * unique.
    */
   public static boolean create(Path path, byte[] content, Configuration conf) throws IOException {
     FileSystem files = path.getFileSystem(conf);
@@ -144,7 +150,7 @@ public final class StorageLease {
     try (FSDataOutputStream stream = create.build()) {
       stream.write(content);
     } catch (AccessDeniedException e) {
-      // The message of s3a lacks the bucket.
+      // The message of s3a does not contain the bucket.
       throw (IOException)
           new AccessDeniedException(path.toString(), null, e.getReason()).initCause(e.getCause());
     } catch (IOException e) {
@@ -157,7 +163,7 @@ public final class StorageLease {
     return true;
   }
 
-  /** As {@link #create}, for content with an id of its own; an existing file is an exception. */
+  /** Like {@link #create}, for content with a unique id; throws an exception if the file exists. */
   public static void commit(Path path, byte[] content, Configuration conf) throws IOException {
     check();
     if (!create(path, content, conf)) {
@@ -165,7 +171,7 @@ public final class StorageLease {
     }
   }
 
-  /** The content of a file, {@code null} if there is none. */
+  /** The content of a file; {@code null} if the file does not exist. */
   public static String read(Path path, Configuration conf) throws IOException {
     byte[] content = read(path.getFileSystem(conf), path);
     return content == null ? null : new String(content, StandardCharsets.UTF_8);
@@ -178,7 +184,7 @@ public final class StorageLease {
       } catch (FileNotFoundException e) {
         return null;
       } catch (IOException e) {
-        // s3a refuses to read a file that was renewed since it was opened.
+        // s3a fails to read a file that was overwritten after it was opened.
         if (attempt == ATTEMPTS) {
           throw e;
         }
