@@ -37,13 +37,12 @@ import scala.runtime.AbstractPartialFunction;
 import scala.runtime.BoxedUnit;
 
 /**
- * A session extension: lists the files of a micro-batch, and those of a table with few files,
- * without a query.
+ * A session extension that lists the files of a micro-batch, or of a table with few files, without
+ * a query.
  *
- * <p>Delta makes a DataFrame of the files of each micro-batch, filters it by partition, and
- * collects it again: a fifth of the processor time of a small batch. The files of a table are rows
- * of the state that it computes from the log: to compile this query takes seconds of the first
- * update.
+ * <p>Delta creates a DataFrame of the files of each micro-batch, filters it by partition, and
+ * collects it, which takes a fifth of the CPU time of a small batch. For a table, Delta queries the
+ * state that it computes from the log; compiling this query takes seconds in the first update.
  */
 public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, BoxedUnit> {
   @Override
@@ -83,12 +82,12 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
     }
   }
 
-  /** Must come before Delta's rule of this kind, and leaves to it what it does not list. */
+  /** Must run before Delta's rule for table scans, which lists the tables that this rule skips. */
   private static final class ListTables extends Rule<LogicalPlan> {
-    // In larger tables, Delta's statistics exclude files whose footers need not be read.
+    // In larger tables, Delta skips files by their statistics, and their footers are not read.
     private static final int MOST_FILES = 64;
     private static final long MOST_BYTES = 1L << 30;
-    // Else each query would read all commits since the last checkpoint.
+    // Without the cache, each query would read all commits since the last checkpoint.
     private static final LoadingCache<DeltaLog, LiveFiles> KEPT =
         CacheBuilder.newBuilder()
             .maximumSize(100)
@@ -96,9 +95,9 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
 
     @Override
     public LogicalPlan apply(LogicalPlan plan) {
-      // As Delta's rule. Subqueries are listed with their query, and read the same versions.
+      // As in Delta's rule, tables of subqueries are listed with their query, at the same versions.
       boolean isListedLater = plan instanceof Subquery || plan instanceof V2WriteCommand;
-      // A transaction must know what it reads.
+      // A transaction must record which files it reads.
       if (isListedLater || OptimisticTransaction.getActive().isDefined()) {
         return plan;
       }
@@ -189,7 +188,7 @@ public final class BatchFiles extends AbstractFunction1<SparkSessionExtensions, 
           other.partitionFiltersGenerated());
     }
 
-    /** Delta filters its files by a query, also if it only asks whether one has deleted rows. */
+    /** Delta filters files by a query, even to check whether a file has a deletion vector. */
     @Override
     public Seq<AddFile> matchingFiles(Seq<Expression> partitions, Seq<Expression> rows) {
       String[] names = partitionSchema().fieldNames();

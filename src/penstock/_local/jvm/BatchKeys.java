@@ -33,8 +33,8 @@ import scala.jdk.javaapi.CollectionConverters;
 /**
  * The keys of a batch, collected to the driver.
  *
- * <p>Keys are compared as bytes of an {@code UnsafeRow}, in which NULL equals NULL. So their types
- * must have one representation per value: no floating-point numbers and no collations.
+ * <p>Keys are compared as bytes of an {@code UnsafeRow}, in which NULL equals NULL. Therefore,
+ * their types must have one representation per value: no floating-point numbers and no collations.
  */
 public final class BatchKeys {
   final InternalRow[] rows;
@@ -43,10 +43,10 @@ public final class BatchKeys {
   private Set<UnsafeRow> distinct;
 
   /**
-   * Runs the query of {@code rows}; a key may be there several times.
+   * Runs the query {@code rows}, which may return a key several times.
    *
-   * @param rows the keys, then the text of those that are partition columns
-   * @param columns the columns of the table that have the keys
+   * @param rows the keys, followed by the string values of the keys that are partition columns
+   * @param columns the key columns of the table
    */
   public BatchKeys(Dataset<Row> rows, List<String> columns) {
     this(rows.queryExecution().executedPlan().executeCollect(), rows.schema(), columns);
@@ -58,12 +58,12 @@ public final class BatchKeys {
     this.columns = List.copyOf(columns);
   }
 
-  /** The number of different keys. */
+  /** The number of distinct keys. */
   public int distinct() {
     return distinctRows().size();
   }
 
-  /** Each key once, as a query without a job. */
+  /** The distinct keys as a DataFrame of rows on the driver. */
   public Dataset<Row> frame(SparkSession session) {
     StructType keys = new StructType(Arrays.copyOf(schema.fields(), columns.size()));
     return PlanParts.local(session, keys, distinctRows());
@@ -82,7 +82,7 @@ public final class BatchKeys {
     return keys;
   }
 
-  /** The keys by the text of their partition. */
+  /** The keys, grouped by the string values of their partition. */
   Map<List<String>, Group> groups(int[] columns, int[] partitions) {
     Map<List<String>, List<InternalRow>> keys = new HashMap<>();
     for (InternalRow row : rows) {
@@ -105,16 +105,16 @@ public final class BatchKeys {
     return UnsafeProjection.create(CollectionConverters.asScala(values).toSeq());
   }
 
-  /** The keys that a file may have. */
+  /** The keys that a file may contain. */
   static final class Group implements Serializable {
     private static final long serialVersionUID = 1L;
 
-    // Null if a key is one number.
+    // Null if the key is a single numeric column.
     private final HashSet<UnsafeRow> keys;
     private final First first;
     private final boolean hasNull;
     private final long[] numbers;
-    // One bit per hash of a number: most rows are excluded by it, without a binary search.
+    // A bitmap of the hashes of the numbers, which excludes most rows without a binary search.
     private final long[] bits;
     private final HashSet<UTF8String> strings = new HashSet<>();
 
@@ -178,7 +178,7 @@ public final class BatchKeys {
       return mayBe && Arrays.binarySearch(numbers, number) >= 0;
     }
 
-    /** Whether a key is within the bounds of the first key column. */
+    /** Whether the first column of a key may be within the bounds. */
     boolean overlaps(long min, long max) {
       if (hasNull || !first.isNumber()) {
         return true;
@@ -188,7 +188,7 @@ public final class BatchKeys {
       return next < numbers.length && numbers[next] <= max;
     }
 
-    /** The smallest and the largest value of the first key column, if it is an integer. */
+    /** The minimum and maximum of the first key column; null if it has NULL or no integers. */
     long[] bounds() {
       boolean isBounded = first.isInteger && !hasNull && numbers.length > 0;
       return isBounded ? new long[] {numbers[0], numbers[numbers.length - 1]} : null;

@@ -20,10 +20,10 @@ import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Writes checkpoints of tables on a thread of its own, where Delta lets the commit wait for them.
+ * Writes the checkpoints of tables on a separate thread; in Delta, the commit waits for them.
  *
- * <p>Expired versions are deleted before a checkpoint is written, and not after it: transactions
- * that run meanwhile may still read the versions that the new checkpoint replaces.
+ * <p>Expired versions are deleted before a checkpoint is written, not after it: concurrent
+ * transactions may still read the versions that the new checkpoint replaces.
  */
 public final class Checkpoints implements PostCommitHook {
   private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
@@ -37,13 +37,13 @@ public final class Checkpoints implements PostCommitHook {
             return thread;
           });
 
-  /** Takes the checkpoint out of the commit of a transaction. */
+  /** Moves the checkpoint of a transaction out of its commit. */
   public static void writeLater(OptimisticTransaction transaction) {
     transaction.unregisterPostCommitHooksWhere(hook -> hook == CheckpointHook$.MODULE$);
     transaction.registerPostCommitHook(new Checkpoints());
   }
 
-  /** Waits for the checkpoints of all commits so far; false if the time is over. */
+  /** Waits for the checkpoints of all commits so far; false after a timeout. */
   public static boolean finish(long seconds) throws Exception {
     try {
       THREAD.submit(() -> {}).get(seconds, TimeUnit.SECONDS);
@@ -73,8 +73,9 @@ public final class Checkpoints implements PostCommitHook {
   }
 
   /**
-   * The tables of a continuous pipeline have about as many commits each: without different shifts,
-   * all need their checkpoints at the same time. Short intervals were chosen by the user.
+   * The tables of a continuous pipeline have a similar number of commits: without different shifts,
+   * their checkpoints would all be due at the same time. Intervals below the default are set by the
+   * user and are not shifted.
    */
   public static int shift(String table, int interval) {
     return interval < SHIFTED_INTERVAL ? 0 : Math.floorMod(table.hashCode(), interval);
@@ -90,8 +91,8 @@ public final class Checkpoints implements PostCommitHook {
   }
 
   /**
-   * Generating code for the wide rows of a log takes longer than to interpret a few thousand of
-   * them: it was most of the time of a checkpoint.
+   * A session without code generation: for the wide rows of a log, generating code takes longer
+   * than interpreting a few thousand rows, and took most of the time of a checkpoint.
    */
   private static SparkSession interpreting(SparkSession session) {
     SparkSession other = ((org.apache.spark.sql.classic.SparkSession) session).cloneSession();
@@ -104,7 +105,8 @@ public final class Checkpoints implements PostCommitHook {
 
   private static void write(SparkSession session, DeltaLog log, Snapshot snapshot) {
     try {
-      // The thread has inherited the properties of a query, with which its jobs would be cancelled.
+      // The thread inherits the local properties of a query, with which its jobs would be
+      // cancelled.
       session.sparkContext().setLocalProperties(new Properties());
       SparkSession.setActiveSession(isSmall(snapshot) ? interpreting(session) : session);
       log.doLogCleanup(snapshot, Option.empty());

@@ -43,13 +43,13 @@ import scala.Function1;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Rows of data files of a table, chosen by their positions, with a number of copies as last column.
+ * Rows of data files of a table, selected by position, with the number of copies as last column.
  *
- * <p>Delta would read a file with another deletion vector twice, for rows that are deleted and for
- * rows that are there again.
+ * <p>If the deletion vector of a file changed, Delta would read the file twice: for the deleted
+ * rows and for the restored rows.
  */
 public final class FileRows {
-  /** Parquet files are about so much smaller than their rows. */
+  /** The approximate ratio of the size of rows in memory to the size of their Parquet file. */
   private static final int FACTOR = 4;
   private static final String COPIES = "penstock_copies";
 
@@ -63,19 +63,21 @@ public final class FileRows {
   private long bytes;
   private Keys without = new Keys(null, new int[0]);
 
-  /** Rows of a file: those at some positions, or all others; positions are a serialized bitmap. */
+  /**
+   * Rows of a file: those at the positions, or all others. The positions are a serialized bitmap.
+   */
   @DefaultSerializer(JavaSerializer.class)
   private record Rows(byte[] positions, boolean isExcept, long copies) implements Serializable {}
 
-  /** Keys, and their columns. */
+  /** Keys, and the positions of their columns. */
   @DefaultSerializer(JavaSerializer.class)
   private record Keys(BatchKeys.Group group, int[] columns) implements Serializable {}
 
   /**
    * The rows of a table, read by one task.
    *
-   * @param keys whose rows are left out; null for none
-   * @return null if the query of a table does not return the rows of its files as they are
+   * @param keys the keys whose rows are left out; null to return all rows
+   * @return null if a query of the table does not return the rows of its files unchanged
    */
   public static Dataset<Row> tableRows(
       SparkSession session, Snapshot snapshot, LiveFiles live, BatchKeys keys) {
@@ -98,7 +100,7 @@ public final class FileRows {
     this.session = session;
     this.log = snapshot.deltaLog();
     this.store = DeletionVectorStore$.MODULE$.createInstance(log.newDeltaHadoopConf());
-    // As in Delta's own reads: ids of columns must not become those of the view.
+    // As in Delta's own reads: the ids of columns must not become ids of the columns of the view.
     this.columns =
         DeltaTableUtils.removeInternalDeltaMetadata(
             session, DeltaTableUtils.removeInternalWriterMetadata(session, columns));
@@ -108,7 +110,7 @@ public final class FileRows {
             columns, metadata.schema(), metadata.columnMappingMode(), true);
   }
 
-  /** Whether the columns of a table are read from its files as they are. */
+  /** Whether the columns of a table are read from its files unchanged. */
   static boolean canRead(Metadata metadata) {
     // CHAR values are padded by the query.
     return metadata.partitionColumns().isEmpty()
@@ -116,12 +118,12 @@ public final class FileRows {
         && !CharVarcharUtils.hasCharVarchar(CharVarcharUtils.getRawSchema(metadata.schema()));
   }
 
-  /** Adds all rows of a file but those that its deletion vector deletes. */
+  /** Adds all rows of a file except those that its deletion vector deletes. */
   void add(FileAction file, long copies) {
     add(file, bitmap(file.deletionVector()), true, copies);
   }
 
-  /** Adds the rows by which a file with another deletion vector differs. */
+  /** Adds the rows of a file that a change of its deletion vector deletes or restores. */
   void addDifference(AddFile file, DeletionVectorDescriptor before) {
     RoaringBitmapArray deleted = bitmap(file.deletionVector());
     deleted.andNot(bitmap(before));
@@ -148,7 +150,7 @@ public final class FileRows {
         isExcept ? FACTOR * file.getFileSize() : positions.cardinality() * columns.defaultSize();
   }
 
-  /** The rows as a query of one job with up to so many tasks. */
+  /** The rows as a query of one job with at most {@code tasks} tasks. */
   Dataset<Row> frame(String copies, int tasks) {
     ReadTask task =
         new ReadTask(
@@ -162,7 +164,7 @@ public final class FileRows {
             context.parallelize(each, Math.max(1, each.size())).flatMap(task).rdd(),
             columns.add(copies, DataTypes.LongType, false),
             false);
-    // Spark does not know the size of an RDD, and would shuffle both sides of a join.
+    // Spark cannot estimate the size of an RDD, and would shuffle both sides of a join.
     long most = classic.sessionState().conf().autoBroadcastJoinThreshold();
     return bytes <= most ? functions.broadcast(rows) : rows;
   }
@@ -241,7 +243,9 @@ public final class FileRows {
     }
   }
 
-  /** The chosen rows of a part, in the order of their positions; a row is valid until the next. */
+  /**
+   * The selected rows of a part in the order of their positions; a row is valid until the next one.
+   */
   private static final class PartRows implements Iterator<InternalRow> {
     private final scala.collection.Iterator<InternalRow> all;
     private final long[] positions;

@@ -16,16 +16,16 @@ import org.apache.spark.sql.execution.datasources.WriteTaskStatsTracker;
 import scala.collection.immutable.Seq;
 
 /**
- * The statistics of the files of a job, computed by what earlier tasks have compiled.
+ * Computes the statistics of the files of a job with code that earlier tasks have compiled.
  *
- * <p>Delta generates the code for each task, and Spark searches it for comments, also if it has
- * compiled the same code before: a tenth of the processor time of a small batch.
+ * <p>Delta generates the code for each task, and Spark searches it for comments even if it has
+ * compiled the same code before, which takes a tenth of the CPU time of a small batch.
  */
 final class KeptStatistics extends DeltaJobStatisticsTracker {
   private static final long serialVersionUID = 1L;
   private static final int MOST = 500;
 
-  /** The idle trackers of each writer, in this process. */
+  /** The idle trackers of this process, by {@link #id}. */
   private static final LoadingCache<String, Queue<Task>> IDLE =
       CacheBuilder.newBuilder()
           .maximumSize(MOST)
@@ -33,7 +33,7 @@ final class KeptStatistics extends DeltaJobStatisticsTracker {
 
   private final String id;
 
-  /** @param id unique for the expression and the columns */
+  /** @param id unique for each combination of expression and columns */
   KeptStatistics(String id, Seq<Attribute> columns, Expression expression) {
     // The tasks use neither path nor configuration, which would be sent to each of them.
     super(new Configuration(false), new Path("file:///"), columns, expression);
@@ -54,7 +54,7 @@ final class KeptStatistics extends DeltaJobStatisticsTracker {
     Task(Queue<Task> idle, Seq<Attribute> columns, Expression expression) {
       super(columns, expression, new Path("file:///"), new Configuration(false));
       this.idle = idle;
-      // Expressions of VARIANT columns have a state of their own.
+      // Expressions of VARIANT columns are stateful.
       this.isReusable =
           minVariantStatsExpressions().isEmpty() && maxVariantStatsExpressions().isEmpty();
     }

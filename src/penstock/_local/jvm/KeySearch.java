@@ -49,9 +49,9 @@ import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Finds the rows of some keys in files of a table, by one Spark job over the key columns.
+ * Finds the rows with given keys in files of a table, with one Spark job over the key columns.
  *
- * <p>Rows that a deletion vector deletes are found, too.
+ * <p>Rows that are deleted by a deletion vector are also found.
  */
 public final class KeySearch {
   private static final ObjectMapper JSON = new ObjectMapper();
@@ -65,8 +65,8 @@ public final class KeySearch {
   private final boolean returnsRows;
 
   /**
-   * @param columns the columns to read, as in the schema of the table; nested ones may be fewer
-   * @param struct the position of the column that has the keys as fields; -1 if keys are columns
+   * @param columns the columns to read, as in the schema of the table; nested fields may be omitted
+   * @param struct the position of the struct column with the keys as fields; -1 if keys are columns
    * @param keys the positions of the keys within the columns, or within that struct
    * @param returnsRows whether the columns of the rows are returned
    */
@@ -90,9 +90,10 @@ public final class KeySearch {
   }
 
   /**
-   * The rows of some keys in a table that has the keys as first fields of a column {@code k}.
+   * The rows with given keys in a table that has the keys as the first fields of a column {@code
+   * k}.
    *
-   * @return the rows, collected to the driver, with some of the columns of the table
+   * @return the rows with the given columns, collected to the driver
    */
   public static Dataset<Row> rows(
       SparkSession session, Snapshot snapshot, LiveFiles files, BatchKeys keys, StructType columns)
@@ -115,7 +116,7 @@ public final class KeySearch {
     return PlanParts.local((org.apache.spark.sql.classic.SparkSession) session, columns, rows);
   }
 
-  /** A file, and the keys that it may have. */
+  /** A file, and the keys that it may contain. */
   record Candidate(AddFile file, BatchKeys.Group keys) {}
 
   /** Rows of a file: their positions, and their columns if the search returns rows. */
@@ -133,7 +134,7 @@ public final class KeySearch {
       this.rows = new PackedRows(columns);
     }
 
-    /** The rows that no deletion vector of their file deletes. */
+    /** The rows that the deletion vector of their file does not delete. */
     List<InternalRow> liveRows(AddFile of, DeltaLog log, DeletionVectorStore store)
         throws IOException {
       DeletionVectorDescriptor vector = of.deletionVector();
@@ -159,7 +160,7 @@ public final class KeySearch {
     }
   }
 
-  /** The hits of the candidates; large files may have several, in any order. */
+  /** The hits in the candidates, in any order; a large file may have several. */
   List<Hits> search(List<Candidate> candidates) {
     List<BatchKeys.Group> groups = new ArrayList<>();
     Map<BatchKeys.Group, Integer> numbers = new IdentityHashMap<>();
@@ -208,7 +209,10 @@ public final class KeySearch {
     return fields[keys[0]];
   }
 
-  /** Whether a file may have one of the keys, from its statistics; deletions leave them valid. */
+  /**
+   * Whether a file may contain one of the keys according to its statistics, whose bounds remain
+   * valid when rows are deleted.
+   */
   private boolean overlaps(AddFile file, BatchKeys.Group group, StructField first) {
     if (struct >= 0 || group.bounds() == null || file.stats() == null) {
       return true;
@@ -224,7 +228,7 @@ public final class KeySearch {
     }
   }
 
-  /** Row groups without any of the keys are not read. */
+  /** Filters by which the reader skips row groups outside the range of the keys. */
   private List<Filter> filters(List<BatchKeys.Group> groups, StructField first) {
     if (struct >= 0 || first.name().matches(".*[.`].*")) {
       return List.of();

@@ -36,15 +36,15 @@ import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The rows of a table that have one of some keys, to be deleted in a transaction.
+ * The rows of a table with given keys, to be deleted in a transaction.
  *
- * <p>Either by deletion vectors, or by removing their files, whose other rows are written again.
+ * <p>They are deleted by deletion vectors, or by removing their files and rewriting the other rows.
  */
 public final class KeyedRows {
-  // From so many small files of a partition on, they are merged with the new rows.
+  // If a partition has at least this many small files, they are merged with the new rows.
   private static final int SMALL_FILES = 16;
   private static final long SMALL_BYTES = 4L << 20;
-  // A file of which most rows are deleted is merged up to this size.
+  // Files up to this size are merged if most of their rows are deleted.
   private static final long SPARSE_BYTES = 32L << 20;
 
   private final DeltaLog log;
@@ -59,8 +59,8 @@ public final class KeyedRows {
   /**
    * Searches the table; the transaction conflicts with every concurrent change of it.
    *
-   * @param keys of which at least one is no partition column
-   * @param returnsRows whether {@link #rows} is called; not for a table with partition columns
+   * @param keys the keys, with at least one column that is not a partition column
+   * @param returnsRows whether {@link #rows} is called; false for a table with partition columns
    */
   public KeyedRows(
       SparkSession session,
@@ -129,12 +129,12 @@ public final class KeyedRows {
     return values.stream().mapToInt(Integer::intValue).toArray();
   }
 
-  /** The rows, on the driver. */
+  /** The rows, collected to the driver. */
   public Dataset<Row> rows(org.apache.spark.sql.classic.SparkSession session) {
     return PlanParts.local(session, columns, rows);
   }
 
-  /** The number of rows, without those that are deleted already. */
+  /** The number of rows, without rows that are already deleted. */
   public long count() throws IOException {
     long count = 0;
     for (Map.Entry<AddFile, RoaringBitmapArray> hit : positions.entrySet()) {
@@ -149,12 +149,14 @@ public final class KeyedRows {
     return count;
   }
 
-  /** Whether the statistics of these files have the number of rows, as deletion vectors need. */
+  /**
+   * Whether the statistics of files with such rows have row counts, which deletion vectors require.
+   */
   public boolean hasCounts() {
     return positions.keySet().stream().allMatch(file -> file.numPhysicalRecords().isDefined());
   }
 
-  /** Files with a row to be deleted. */
+  /** The files with a row to be deleted. */
   public Seq<AddFile> files() {
     return CollectionConverters.asScala(new ArrayList<>(positions.keySet())).toSeq();
   }
@@ -164,7 +166,7 @@ public final class KeyedRows {
     return positions.keySet().stream().mapToLong(AddFile::size).sum();
   }
 
-  /** Removals of these files. */
+  /** The removals of these files. */
   public Seq<FileAction> removals() {
     List<FileAction> removed = new ArrayList<>();
     positions.keySet().forEach(file -> removed.add(file.remove()));
@@ -172,10 +174,10 @@ public final class KeyedRows {
   }
 
   /**
-   * Writes deletion vectors, and chooses files whose rows are to be merged with the new ones.
+   * Writes deletion vectors, and chooses the files whose rows are merged with the new rows.
    *
    * @param merges whether small files without a deleted row may be merged
-   * @return what to commit
+   * @return the actions to commit
    */
   public Seq<FileAction> mark(boolean merges) throws IOException {
     Map<AddFile, AddFile> marked = new HashMap<>();
@@ -238,7 +240,7 @@ public final class KeyedRows {
     return CollectionConverters.asScala(actions).toSeq();
   }
 
-  /** Files that {@link #mark} removes, to be read and written with the new rows. */
+  /** The files removed by {@link #mark} whose rows must be written with the new rows. */
   public Seq<AddFile> filesToMerge() {
     return CollectionConverters.asScala(merged).toSeq();
   }

@@ -37,11 +37,11 @@ import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The files of a table, kept between the batches of a writer.
+ * The files of a table, cached between the batches of a writer.
  *
- * <p>Delta computes the files of each new version from its log by a Spark job. Here, the commits
- * since the last version, or since a checkpoint, are applied to the files of that version, and
- * Delta computes them only if commits are missing or too many.
+ * <p>Delta computes the files of each new version from its log with a Spark job. This class applies
+ * the commits since the last cached version, or since a checkpoint, to the files of that version.
+ * Delta computes the files only if commits are missing or there are too many commits.
  */
 public final class LiveFiles {
   private static final int MOST_COMMITS = 100;
@@ -74,12 +74,12 @@ public final class LiveFiles {
     return new ArrayList<>(files.values());
   }
 
-  /** The files of a version, for Scala. */
+  /** The files of a version as a Scala sequence. */
   public Seq<AddFile> all(Snapshot snapshot) {
     return CollectionConverters.asScala(at(snapshot)).toSeq();
   }
 
-  /** The files of a version; empty if Delta must compute them, or fail with its own message. */
+  /** The files of a version; empty if Delta must compute them or report the error. */
   public synchronized Optional<List<AddFile>> withoutQuery(Snapshot snapshot) {
     try {
       return read(snapshot) ? Optional.of(new ArrayList<>(files.values())) : Optional.empty();
@@ -93,7 +93,7 @@ public final class LiveFiles {
     return at(snapshot).stream().mapToLong(AddFile::size).sum();
   }
 
-  /** Removals of all files of a version. */
+  /** The removals of all files of a version. */
   public Seq<RemoveFile> removals(Snapshot snapshot) {
     List<RemoveFile> removed = at(snapshot).stream().map(AddFile::remove).toList();
     return CollectionConverters.asScala(removed).toSeq();
@@ -115,7 +115,7 @@ public final class LiveFiles {
       files.clear();
       version = readCheckpoint(snapshot);
     }
-    table = ""; // What fails here begins with the checkpoint again.
+    table = ""; // After a failure here, the next call reads the checkpoint.
     if (newest - version > MOST_COMMITS || !applied(version + 1, newest)) {
       return false;
     }
@@ -128,7 +128,10 @@ public final class LiveFiles {
     files.put(identity(file), file);
   }
 
-  /** Reads the checkpoint before a version, if it is small; its version, -1 if it is not read. */
+  /**
+   * Reads the checkpoint of a snapshot if it is small. Returns its version, or -1 if it is not
+   * read.
+   */
   private long readCheckpoint(Snapshot snapshot) {
     UninitializedCheckpointProvider checkpoint = snapshot.logSegment().checkpointProvider();
     List<FileStatus> parts = CollectionConverters.asJava(checkpoint.topLevelFiles());
@@ -148,7 +151,7 @@ public final class LiveFiles {
       parts.forEach(this::readPart);
     } catch (Exception error) {
       files.clear();
-      return -1; // Delta fails with a better message, or repeats it.
+      return -1; // Delta retries, or fails with a better message.
     }
     return checkpoint.version();
   }
@@ -196,7 +199,7 @@ public final class LiveFiles {
     return values.textNode(from.getUTF8String(at).toString());
   }
 
-  /** Applies some commits; false if one of them is missing. */
+  /** Applies the commits of a range of versions; false if a commit is missing. */
   private boolean applied(long first, long last) {
     for (long at = first; at <= last; at++) {
       Seq<String> lines;
@@ -223,7 +226,7 @@ public final class LiveFiles {
     return true;
   }
 
-  /** A file of a table, with its deletion vector. */
+  /** The identity of a file of a table and its deletion vector. */
   static String identity(AddFile file) {
     return identity(file.pathAsUri(), file.getDeletionVectorUniqueId());
   }

@@ -11,7 +11,7 @@ import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.unsafe.Platform;
 
-/** Rows as bytes: objects take long to serialize, one by one. */
+/** Rows as bytes, because serializing them as single objects is slow. */
 @DefaultSerializer(JavaSerializer.class)
 final class PackedRows implements Iterable<InternalRow>, Serializable {
   private static final long serialVersionUID = 1L;
@@ -19,7 +19,7 @@ final class PackedRows implements Iterable<InternalRow>, Serializable {
   private static final int HEAD = Long.BYTES;
 
   private final int columns;
-  // Each row after its size + 1; 0 ends a chunk.
+  // Each row is preceded by its size + 1; 0 ends a chunk.
   private final List<byte[]> chunks = new ArrayList<>();
   private int end;
   private long bytes;
@@ -57,7 +57,7 @@ final class PackedRows implements Iterable<InternalRow>, Serializable {
     return count;
   }
 
-  /** The size of all rows. */
+  /** The size of all rows in bytes. */
   long bytes() {
     return bytes;
   }

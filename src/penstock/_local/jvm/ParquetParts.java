@@ -64,7 +64,7 @@ final class ParquetParts {
     return parts.isEmpty();
   }
 
-  /** The parts as tasks of about the same size. */
+  /** The parts in at most {@code most} tasks of about the same size. */
   List<List<Part>> tasks(int most) {
     int count = Math.min(most, parts.size());
     long[] bytes = new long[count];
@@ -85,7 +85,7 @@ final class ParquetParts {
     return tasks;
   }
 
-  /** The columns that are read, and after them the position of the row in its file. */
+  /** The columns that are read, followed by the position of the row in its file. */
   static StructType withPosition(StructType columns) {
     return columns.add(ROW_INDEX, DataTypes.LongType);
   }
@@ -93,7 +93,7 @@ final class ParquetParts {
   /**
    * A function that reads the rows of a part.
    *
-   * @param columns by the names in the files; files that are older than their ids have none
+   * @param columns by their names in the files; files that are older than column ids have no ids
    */
   static Function1<PartitionedFile, scala.collection.Iterator<InternalRow>> reader(
       SparkSession session, DeltaLog log, StructType columns, List<Filter> filters) {

@@ -21,13 +21,13 @@ import org.apache.spark.sql.delta.util.JsonUtils;
 import scala.Option;
 
 /**
- * What {@code RESTORE TABLE} commits, without its queries.
+ * Computes the actions of {@code RESTORE TABLE} without queries.
  *
- * <p>Delta computes the state of both versions and joins it seven times: seconds for each
- * table with other columns, because the queries are compiled first.
+ * <p>Delta computes the state of both versions and joins them seven times. This takes seconds for
+ * each table with different columns, because the queries are compiled first.
  */
 public final class Restore {
-  // Delta checks in parallel tasks that more files exist.
+  // For more files, Delta checks in parallel tasks whether they exist.
   private static final int MOST_ADDED = 1000;
   private static final Set<String> OTHER_ACTIONS = Set.of("domainMetadata", "rowTracking");
 
@@ -36,9 +36,9 @@ public final class Restore {
   /**
    * The actions that restore a version in a transaction that is not used for anything else.
    *
-   * @return null if Delta must restore it, or fail with its own message: a table feature was added,
-   *     the next value of an identity column must be kept, the table is append-only, a file is
-   *     missing, or there are too many files or commits
+   * @return null if Delta must restore it or report the error: a table feature was added, the next
+   *     value of an identity column must be kept, the table is append-only, a file is missing, or
+   *     there are too many files or commits
    */
   public static List<Action> actions(OptimisticTransaction txn, long version) throws IOException {
     DeltaLog log = txn.deltaLog();
@@ -94,7 +94,7 @@ public final class Restore {
         || OTHER_ACTIONS.stream()
             .anyMatch(newest.protocol().readerAndWriterFeatureNames()::contains)
         || (!before.equals(now) && ColumnWithDefaultExprUtils.hasIdentityColumn(now.schema()))
-        // Only Delta's command may remove files of such a table.
+        // Only Delta's command may remove files of an append-only table.
         || isAppendOnly(before)
         || isAppendOnly(now);
   }
@@ -110,7 +110,7 @@ public final class Restore {
     return files.stream().filter(file -> !identities.contains(LiveFiles.identity(file))).toList();
   }
 
-  /** The file of a checkpoint says that it changes no rows. */
+  /** Files that are read from a checkpoint have {@code dataChange} set to false. */
   private static AddFile changed(AddFile file) {
     ObjectNode content = JsonUtils.mapper().valueToTree(file);
     return JsonUtils.mapper().convertValue(content.put("dataChange", true), AddFile.class);

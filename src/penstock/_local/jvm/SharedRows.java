@@ -25,23 +25,23 @@ import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * The rows of small files of a table that several flows read: read and decoded once, on the driver.
+ * Reads and decodes the rows of small files once, on the driver, for all flows that read a table.
  *
- * <p>To plan the scan of a file, to send the configuration to its task, and to open it takes longer
- * than to read a few rows.
+ * <p>Planning the scan of a file, sending the configuration to its task, and opening the file take
+ * longer than reading a few rows.
  */
 final class SharedRows {
-  // Of a micro-batch. Its files are read one after the other.
+  // Limits of a micro-batch, whose files are read sequentially.
   private static final int MOST_FILES = 32;
   private static final long MOST_FILE_BYTES = 256L << 10;
-  // Of its rows, which are sent to one task: Spark warns about larger ones.
+  // Limit of the rows, which are sent to one task: Spark warns about larger tasks.
   private static final long MOST_BYTES = 900L << 10;
-  // Of a file.
+  // Limit of one file.
   private static final long MOST_ROWS = 20_000;
   private static final long KEPT_BYTES = 32L << 20;
   private static final PackedRows TOO_MANY = new PackedRows(0);
 
-  /** A file, whose name is unique, and how it is read. */
+  /** A file, whose name is unique, and the settings with which it is read. */
   private record Key(String file, String schema, String timeZone) {}
 
   private static final Cache<Key, PackedRows> KEPT =
@@ -52,7 +52,7 @@ final class SharedRows {
 
   private SharedRows() {}
 
-  /** The rows of a micro-batch instead of a scan of its files; null if it must be scanned. */
+  /** The rows of a micro-batch instead of a scan of its files; null if they must be scanned. */
   static LogicalPlan of(SparkSession session, LogicalRelation leaf, TahoeBatchFileIndex index) {
     List<AddFile> files = PlanParts.list(index.addFiles());
     Metadata metadata = index.snapshot().metadata();
@@ -82,7 +82,7 @@ final class SharedRows {
     return PlanParts.packed(session, columns, rows, true, leaf.stream());
   }
 
-  /** Whether a query asks for the file of a row. */
+  /** Whether a query uses the file of a row, as {@code input_file_name} does. */
   static boolean namesFiles(LogicalPlan plan) {
     return PlanParts.list(plan.expressions()).stream()
             .anyMatch(
@@ -120,7 +120,7 @@ final class SharedRows {
           var read = part.read(ParquetParts.reader(session, log, physical, List.of()));
           while (read.hasNext()) {
             rows.add(projection.apply(read.next()));
-            // Rows that are alike need little space in a file.
+            // Similar rows can be much larger than their compressed file.
             if (rows.bytes() > MOST_BYTES || rows.count() > MOST_ROWS) {
               if (read instanceof Closeable reader) {
                 reader.close();

@@ -21,7 +21,7 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** The rows of a query on the driver if they are few, and their number, from one job. */
+/** Collects the rows of a query to the driver if they are few, and counts them, in one job. */
 public final class SmallBatch {
   private final StructType schema;
   private final List<InternalRow> rows = new ArrayList<>();
@@ -31,7 +31,7 @@ public final class SmallBatch {
   /**
    * Runs the query.
    *
-   * @param most the bytes that the rows may have; each task returns an equal part at most
+   * @param most the maximum size of the rows in bytes; each task returns at most an equal share
    * @param counted columns by whose values the rows are counted: integers, or strings without
    *     special characters
    */
@@ -49,21 +49,23 @@ public final class SmallBatch {
     }
   }
 
-  /** The number of all rows by the values of the counted columns: JSON arrays of both. */
+  /**
+   * The number of rows by values of the counted columns: JSON arrays of the values and the number.
+   */
   public String counts() {
     return counts.entrySet().stream()
         .map(entry -> "[" + entry.getKey() + entry.getValue() + "]")
         .collect(Collectors.joining(",", "[", "]"));
   }
 
-  /** The rows, as a query without a job; null if they are too many. */
+  /** The rows as a DataFrame; null if there are too many. */
   public Dataset<Row> rows(SparkSession session) {
     return isComplete ? PlanParts.local(session, schema, rows) : null;
   }
 
   /**
-   * The rows of a task, null if they have too many bytes, and the number of all its rows by values.
-   * Kryo cannot serialize records.
+   * The rows of a task, null if they are too large, and the number of all its rows by values. Kryo
+   * cannot serialize records.
    */
   @DefaultSerializer(JavaSerializer.class)
   private record Part(Map<String, Long> counts, PackedRows rows) implements Serializable {}

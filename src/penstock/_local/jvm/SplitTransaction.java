@@ -22,11 +22,11 @@ import scala.Tuple2;
 import scala.collection.immutable.Map;
 
 /**
- * Writes the files of two tables in one job; never committed itself.
+ * A transaction that writes the files of two tables in one job. It is never committed itself.
  *
- * <p>The files of one partition folder are written below another table, and their {@code AddFile}
- * has the path that it needs in the log of that table. All other files are below the table of the
- * transaction, and lack columns that are always NULL in their rows.
+ * <p>The files of one partition folder are written to another table, and their {@code AddFile} has
+ * a path that is relative to that table. All other files are written to the table of the
+ * transaction, without columns that are always NULL in their rows.
  */
 public final class SplitTransaction extends WriteTransaction {
   private final String partition;
@@ -35,7 +35,7 @@ public final class SplitTransaction extends WriteTransaction {
 
   /**
    * @param partition the folder of the first partition column, such as {@code kind=other}
-   * @param other the path of the table that its files are for
+   * @param other the path of the table to which the files of this folder are written
    * @param absent columns that are NULL in the rows of all other files
    */
   public SplitTransaction(
@@ -79,7 +79,7 @@ public final class SplitTransaction extends WriteTransaction {
       super("delta", table, prefix, subdir);
       this.partition = partition;
       this.root = new Path(other).toUri() + Path.SEPARATOR;
-      this.absent = new ArrayList<>(absent); // which can be serialized
+      this.absent = new ArrayList<>(absent); // a serializable list
     }
 
     @Override
@@ -98,9 +98,10 @@ public final class SplitTransaction extends WriteTransaction {
     }
 
     /**
-     * Sets the columns of the file that is opened next: without the last ones if they are absent.
-     * Spark's Parquet writer reads them from the configuration of the task, and skips the fields of
-     * a row that are NULL. With variants it may read them later, so all files have all columns.
+     * Sets the columns of the file that is opened next, without trailing columns that are absent.
+     * Spark's Parquet writer reads the columns from the configuration of the task, and skips the
+     * fields of a row that are NULL. With VARIANT columns, it may read the configuration later, so
+     * all files have all columns.
      */
     private void setColumns(Configuration task, boolean isOther) {
       String name = ParquetWriteSupport.SPARK_ROW_SCHEMA();

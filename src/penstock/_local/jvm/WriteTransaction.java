@@ -34,12 +34,12 @@ import scala.jdk.javaapi.CollectionConverters;
 /**
  * A transaction of a flow that writes often; {@link Checkpoints} writes its checkpoints.
  *
- * <p>Delta analyzes the expression of the statistics of files for every write: a twelfth of the
- * processor time of a small batch. Here it is kept for the next write of the same columns, to any
- * table, and with it what {@link KeptStatistics} compiles.
+ * <p>Delta analyzes the expression of the statistics of files for every write, which takes a
+ * twelfth of the CPU time of a small batch. This class caches the expression, and the code that
+ * {@link KeptStatistics} compiles, for the next write of the same columns to any table.
  */
 public class WriteTransaction extends OptimisticTransaction {
-  /** What the expression of the statistics depends on; settings are those of table and session. */
+  /** What the statistics expression depends on; settings are those of the table and the session. */
   private record Columns(
       String tableSchema,
       Seq<String> partitions,
@@ -57,23 +57,24 @@ public class WriteTransaction extends OptimisticTransaction {
 
   private Statistics statistics;
 
-  /** On a given version of the table. */
+  /** Starts a transaction on the given version of the table. */
   public WriteTransaction(DeltaLog log, Snapshot snapshot) {
     super(log, Option.empty(), snapshot);
   }
 
-  /** On the newest version of the table. */
+  /** Starts a transaction on the newest version of the table. */
   public WriteTransaction(DeltaLog log) {
     this(log, newest(log));
   }
 
   /**
-   * The newest snapshot of a table. Delta lists the log for it, a tenth of the time of a small
-   * batch. On a local disk, it is enough that the newest known commit is the same and the next one
-   * does not exist. For every eighth version the log is listed, to use new checkpoints.
+   * The newest snapshot of a table. Delta lists the log to find it, which takes a tenth of the time
+   * of a small batch. On a local disk, it is sufficient that the newest known commit is unchanged
+   * and that the next commit does not exist. For every eighth version, the log is listed to use new
+   * checkpoints.
    *
-   * <p>Of a table that does not exist, Delta's snapshot computes the protocol whenever it is used:
-   * about 30 times until the table is created.
+   * <p>For a table that does not exist, Delta's snapshot computes the protocol on each use, about
+   * 30 times until the table is created.
    */
   public static Snapshot newest(DeltaLog log) {
     Snapshot known = log.unsafeVolatileSnapshot();
@@ -121,8 +122,8 @@ public class WriteTransaction extends OptimisticTransaction {
 
   /**
    * If a checkpoint is due, Delta computes the state of the table within the commit, for an event
-   * that open-source Delta does not record ({@code CommitStats}, delta-io/delta#2718): a second of
-   * every 50th batch.
+   * that open-source Delta does not record ({@code CommitStats}, delta-io/delta#2718). This takes a
+   * second in every 50th batch.
    */
   @Override
   public boolean isCheckpointNeeded(long version, Snapshot committed) {
@@ -136,7 +137,7 @@ public class WriteTransaction extends OptimisticTransaction {
     settings.putAll(CollectionConverters.asJava(spark().sessionState().conf().getAllConfs()));
     settings.putAll(CollectionConverters.asJava(metadata().configuration()));
     settings.keySet().removeIf(name -> !SETTINGS.matcher(name).matches());
-    // Delta sets it after each commit.
+    // Delta sets this setting after each commit.
     settings.remove(DeltaSQLConf.DELTA_LAST_COMMIT_VERSION_IN_SESSION().key());
     Columns key =
         new Columns(
