@@ -1,4 +1,4 @@
-"""foreach_batch_sink functions whose writes may be repeated."""
+"""Idempotent `foreach_batch_sink` functions."""
 
 import sqlite3
 from pathlib import Path
@@ -48,7 +48,7 @@ def to_audit():
 
 
 class KeyedFiles:
-    """A file per order: the later one replaces the earlier one."""
+    """A file per order id: a later row overwrites an earlier one."""
 
     def open(self, partition_id, batch_id):
         (HERE / "keyed").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Rows to look at: on the terminal, and in memory."""
+"""Rows in the console and memory sinks."""
 
 import penstock as dp
 

@@ -1,4 +1,4 @@
-"""Orders under rules."""
+"""Orders with expectations."""
 
 from pyspark.sql import functions as F
 

@@ -1,4 +1,4 @@
-"""Each event once, three times."""
+"""Three methods to deduplicate events."""
 
 import penstock as dp
 

@@ -1,4 +1,4 @@
-"""Streams over Delta tables whose rows change."""
+"""Streams from Delta tables whose rows change."""
 
 from pyspark.sql import functions as F
 

@@ -10,7 +10,7 @@ def events():
         .option("eventhubs.connectionString", spark.conf.get("hub.connection"))
         .option("eventhubs.startingPosition", '{"offset": "-1", "seqNo": -1}')
     )
-    # Azure's certificates are known to Java; those of an emulator are not.
+    # Java trusts the certificates of Azure, but not those of an emulator.
     certificates = spark.conf.get("hub.certificates", "")
     if certificates:
         hub = hub.option("kafka.ssl.truststore.type", "PEM")

@@ -1,4 +1,4 @@
-"""Files in, files out."""
+"""Files as source and sink."""
 
 import penstock as dp
 

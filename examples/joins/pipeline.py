@@ -24,7 +24,7 @@ def clicks():
 
 
 def seen_then_clicked(how):
-    """A click belongs to an impression that was shown at most ten minutes before."""
+    """Join each click with its impression if that was shown at most ten minutes before."""
     left = spark.readStream.table("impressions").withWatermark("seen", "30 minutes").alias("i")
     right = spark.readStream.table("clicks").withWatermark("clicked", "30 minutes").alias("c")
     condition = """
@@ -39,17 +39,17 @@ def clicked():
     return seen_then_clicked("inner")
 
 
-@dp.table(comment="Each impression; click is NULL when none came", late_rows="quarantine")
+@dp.table(comment="Each impression; click is NULL if there is none", late_rows="quarantine")
 def impressions_with_clicks():
     return seen_then_clicked("left")
 
 
-@dp.materialized_view(comment="Campaigns, read anew when the file changes")
+@dp.materialized_view(comment="Campaigns; refreshed when the file changes")
 def campaigns():
     return spark.read.schema("ad STRING, campaign STRING").json("campaigns.json")
 
 
-@dp.table(comment="Clicks with the campaign as it is when they are processed")
+@dp.table(comment="Clicks with the campaign at the time of processing")
 def clicks_by_campaign():
     rows = spark.readStream.table("clicked")
     return rows.join(spark.read.table("campaigns"), "ad", "left").select("click", "campaign")

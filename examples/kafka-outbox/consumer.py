@@ -1,4 +1,4 @@
-"""A reader that takes each message once. A real one keeps `seen` beside its results."""
+"""A consumer without duplicates. In production, store `seen` together with the results."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from confluent_kafka import Consumer
 
 
 def messages(servers: str, topic: str, seen: set[bytes], *, idle_seconds: float) -> Iterator[bytes]:
-    """Values of messages whose id was not seen; ends when none came for a while."""
+    """Yield the values of messages with new ids until no message arrives for `idle_seconds`."""
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "example", "auto.offset.reset": "earliest"}
     )

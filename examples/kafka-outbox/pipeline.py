@@ -5,12 +5,12 @@ from pyspark.sql import functions as F
 import penstock as dp
 
 
-@dp.table(comment="Messages, each with the id that it has for ever")
+@dp.table(comment="Messages, each with a permanent id")
 @dp.expect_or_drop("has_id", "key IS NOT NULL")
 def outbox():
     orders = spark.readStream.schema("id BIGINT, amount DECIMAL(12, 2)").json("data")
     return orders.select(
-        # Made anew when a batch is written again, but only one attempt is ever committed.
+        # A retried batch generates new ids, but only one attempt is committed.
         F.expr("uuid()").alias("row_id"),
         F.col("id").cast("string").alias("key"),
         F.to_json(F.struct("id", "amount")).alias("value"),

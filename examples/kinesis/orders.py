@@ -14,7 +14,7 @@ def orders():
         .option("awsSecretKey", spark.conf.get("shop.secret.key"))
         .option("failOnDataLoss", spark.conf.get("shop.fail.on.data.loss"))
     )
-    # For a server on this machine; without it, the region's own.
+    # For a local server; by default, the endpoint of the region is used.
     endpoint = spark.conf.get("shop.endpoint", "")
     if endpoint:
         stream = stream.option("endpoint", endpoint)

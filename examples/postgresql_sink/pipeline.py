@@ -1,4 +1,4 @@
-"""Orders from files, with rules, into two tables of PostgreSQL."""
+"""Orders from files, with rules, into two PostgreSQL tables."""
 
 from pyspark.sql import functions as F
 
@@ -19,7 +19,7 @@ def orders():
     return spark.readStream.schema(schema).json("data")
 
 
-# Every order once. A missing table is created, with types that hold every value.
+# Each order once. If the table does not exist, it is created with types that can hold all values.
 dp.create_sink("order_rows", "jdbc", {**DATABASE, "dbtable": "orders", "nulCharacters": "replace"})
 
 

@@ -1,4 +1,4 @@
-"""Two tables of PostgreSQL as streams: one that only grows, one whose rows change."""
+"""Two PostgreSQL tables as streams: one with inserts only, and one with updates."""
 
 import penstock as dp
 
@@ -17,7 +17,7 @@ def orders():
     return rows_of("shop_orders", "id", maxRowsPerTrigger=1000)
 
 
-# Rows of the last hour come again with each batch: the table takes each version once.
+# Each batch reads the rows of the last hour again; the table keeps each version once.
 @dp.table(deduplicate_by=["name", "updated_at"])
 def customer_versions():
     return rows_of("shop_customers", "updated_at", overlap="1 hour")

@@ -1,7 +1,7 @@
-"""How long messages took from one topic to the other: `python latency.py localhost:9092 verdicts`.
+"""Measure the latency from one topic to the other: `python latency.py localhost:9092 verdicts`.
 
-Each message has the time of the record that it was made of in its header `sent-at`, and its own
-time is that at which it was sent on. Both are of the clock of this machine.
+The header `sent-at` of a message contains the timestamp of its input record; its own timestamp is
+set when it is sent. Both are based on the clock of this machine.
 """
 
 import sys
@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 
 def latencies(servers: str, topic: str) -> Iterator[int]:
-    """Milliseconds of each message that the topic has."""
+    """Yield the latency of each message in the topic, in milliseconds."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "latency"})
     try:
         for number in consumer.list_topics(topic, 30).topics[topic].partitions:
@@ -31,7 +31,7 @@ def latencies(servers: str, topic: str) -> Iterator[int]:
 
 
 def summary(found: list[int]) -> str:
-    """Median, the slowest of a hundred, and the slowest."""
+    """Median, 99th percentile and maximum."""
     ordered = sorted(found)
     half, most = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
     return f"{len(ordered)} messages: median {half} ms, 99% {most} ms, slowest {ordered[-1]} ms"

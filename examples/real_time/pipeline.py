@@ -1,4 +1,4 @@
-"""Payments from one topic to others, each passed on as soon as it is there."""
+"""Payments from one topic to others in real-time mode."""
 
 from pyspark.sql import functions as F
 
@@ -10,7 +10,7 @@ LIMIT = 1000
 dp.create_sink(
     "verdicts",
     "kafka",
-    # Without batches there are no ids of messages.
+    # Message ids are assigned per batch, which real-time mode does not have.
     {"kafka.bootstrap.servers": SERVERS, "rowIds": "false"},
 )
 
@@ -30,7 +30,7 @@ def judge():
     verdict = F.when(F.col("payment.amount") > LIMIT, "look at it").otherwise("pass")
     sent_at = F.unix_millis("timestamp").cast("string").cast("binary")
     return read.select(
-        # What cannot be read goes to a topic of its own, as it came.
+        # Payloads that cannot be parsed are sent unchanged to a separate topic.
         F.when(is_bad, spark.conf.get("kafka.refused"))
         .otherwise(spark.conf.get("kafka.verdicts"))
         .alias("topic"),

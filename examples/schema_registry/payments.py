@@ -19,8 +19,8 @@ def payments_bronze():
 @dp.table
 @dp.expect_or_quarantine("parsed", parsing.PARSED)
 def payments():
-    # With a password: `registry.auth: ${secret:registry/auth}` below `configuration`, and
-    # auth=spark.conf.get("registry.auth") here.
+    # For a registry with a password, add `registry.auth: ${secret:registry/auth}` to
+    # `configuration`, and auth=spark.conf.get("registry.auth") here.
     registry = parsing.SchemaRegistry(
         spark.conf.get("registry.url"),
         timeout_seconds=float(spark.conf.get("registry.timeout.seconds", "10")),

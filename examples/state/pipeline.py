@@ -1,4 +1,4 @@
-"""State of one's own: alarms for devices that fall silent, and a running balance per account."""
+"""Custom state: alarms for devices that fall silent, and a running total per device."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from penstock.parsing import event_time
 SILENT_MS = 10 * 60 * 1000
 
 
-@dp.table(comment="Signals with a time; each once", deduplicate_by=["signal"])
+@dp.table(comment="Signals with a timestamp, without duplicates", deduplicate_by=["signal"])
 @dp.expect_or_drop("has_time", "at IS NOT NULL")
 @dp.expect_or_drop("has_device", "device IS NOT NULL")
 def signals():
@@ -78,7 +78,7 @@ def balance(key, frames, state):
 
 
 @dp.table(
-    comment="The newest total of each device",
+    comment="The current total of each device",
     output_mode="update",
     table_properties={"penstock.mergeKeys": "device"},
 )

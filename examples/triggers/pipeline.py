@@ -1,4 +1,4 @@
-"""The same rows, looked for more or less often."""
+"""The same source with different triggers."""
 
 import penstock as dp
 

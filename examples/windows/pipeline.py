@@ -1,4 +1,4 @@
-"""Sensor readings in windows of five minutes; late and timeless ones are kept apart."""
+"""Sensor readings in five-minute windows; late rows and rows without a time are quarantined."""
 
 from pyspark.sql import functions as F
 
@@ -10,7 +10,7 @@ READING = "reading_id STRING, sensor STRING, celsius DOUBLE, measured_at STRING"
 
 
 @dp.table(
-    comment="Each reading once, with a time that a watermark can trust",
+    comment="Readings without duplicates, with a valid event time",
     deduplicate_by=["reading_id"],
 )
 @dp.expect_or_drop("has_time", "measured_at IS NOT NULL")
@@ -21,7 +21,7 @@ def readings():
 
 
 @dp.table(
-    comment="Finished windows: a window is written once, when the watermark has passed its end",
+    comment="Finished windows: each is written once, when the watermark passes its end",
     partition_cols=["window_start"],
     late_rows="quarantine",
 )
@@ -36,7 +36,7 @@ def averages():
 
 
 @dp.table(
-    comment="The same windows as they are now: each batch merges what it changed",
+    comment="The same windows, updated by each batch",
     output_mode="update",
     late_rows="quarantine",
 )
