@@ -1,4 +1,4 @@
-"""Airflow: check a pipeline, then run it. Penstock is in an environment of its own."""
+"""Airflow: check a pipeline, then run it. Penstock is installed in a separate environment."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ with DAG(
     update = BashOperator(
         task_id="update",
         bash_command=f"{PENSTOCK} run {PROJECT} --quiet",
-        # A stop on request is no failure: downstream tasks are skipped.
+        # A requested stop is not a failure: downstream tasks are skipped.
         skip_on_exit_code=130,
         retries=2,
         retry_delay=timedelta(minutes=5),

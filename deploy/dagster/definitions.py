@@ -1,6 +1,6 @@
 """Dagster: one asset per dataset of a pipeline, all updated by one `penstock run`.
 
-Penstock is in an environment of its own.
+Penstock is installed in a separate environment.
 """
 
 import json
@@ -31,12 +31,12 @@ def penstock(*arguments: str) -> tuple[int, dict]:
 
 
 def read_tables() -> dict[str, set[str]]:
-    """The tables of the pipeline, each with the tables that it reads."""
+    """The tables of the pipeline, each with its upstream tables."""
     _, graph = penstock("graph", PROJECT)
     tables = {node["id"] for node in graph["nodes"] if node["kind"] in TABLES}
 
     def read_by(name: str) -> set[str]:
-        """The tables that a dataset reads, also through views."""
+        """The tables that a dataset reads, directly or through views."""
         sources = {edge["from"] for edge in graph["edges"] if edge["to"] == name}
         return (sources & tables).union(*map(read_by, sources - tables))
 
@@ -44,7 +44,7 @@ def read_tables() -> dict[str, set[str]]:
 
 
 def asset_key(table: str) -> AssetKey:
-    """`catalog.schema.table` as a key of Dagster."""
+    """The asset key of `catalog.schema.table`."""
     return AssetKey(table.split("."))
 
 
@@ -58,7 +58,7 @@ READ = read_tables()
 def shop(context: AssetExecutionContext):
     selected = {".".join(key.path) for key in context.selected_asset_keys}
     code, status = penstock("run", PROJECT, "--quiet", "--refresh", ",".join(sorted(selected)))
-    # Dagster wants what is read before what reads it.
+    # Dagster expects upstream assets first.
     for table in filter(selected.__contains__, TopologicalSorter(READ).static_order()):
         flows = [flow for flow in status.get("flows", ()) if flow["target"] == table]
         # Flows that are not part of the update are EXCLUDED.
