@@ -47,7 +47,7 @@ def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> Non
             f"flow {name!r} has the trigger {trigger.kind.value}, which ends when everything is "
             "read, but the update is continuous",
             origin=flow.flow.origin,
-            hint="set an interval, such as processingTime=1 hour; or remove --continuous",
+            hint="set an interval, such as processingTime=1 hour, or run a triggered update",
         )
     if trigger.kind not in _NAMES:
         return
