@@ -102,6 +102,7 @@ def test_columns_are_assumed_when_their_sources_are_missing(run_survey, spark: S
     (address,) = [s.column_types["address"] for s in result.missing if "address" in s.columns]
     assert address == "map<string,void>"  # it is read with a field
     assert result.analyses["gold"].inputs == {"spark_catalog.default.silver"}
+    assert result.analyses["gold"].text_numbers == ()  # the type of `amount` is not known
 
 
 def test_update_flow_into_a_sink_needs_no_merge_keys(run_survey, spark: SparkSession):

@@ -353,7 +353,8 @@ class Analysis:
                 if (unmatched := opened.roots.unmatched()) is not None
             ),
             needs_ansi_off=evaluation.needs_ansi_off,
-            text_numbers=text_numbers(df),
+            # The types of a missing source are assumed.
+            text_numbers=() if self.missing_below(flow.name) else text_numbers(df),
             refusal=refusal,
             widens_types=any(
                 source.options.evolution is Evolution.WIDEN for source in evaluation.files

@@ -250,7 +250,7 @@ def _set_aside(
         flow,
         f"{new[0]['file']}{more} cannot be read and was set aside: {new[0]['reason']}",
         retryable=True,
-        hint="deliver the file again under another name",
+        hint="deliver it under another name, intact and with the types of the schema",
     )
 
 
