@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock._model.quantity import plural
@@ -93,7 +94,7 @@ class StorageLease:
         lease = cls(spark, storage, holder, seconds, is_borrowed)
         try:
             lease._acquire(on_wait)
-        except Py4JError as error:
+        except (Py4JError, PySparkException) as error:  # PySpark's own for a refused address
             lease._end(type(error))
             raise lease._failed(error) from error
         return lease
@@ -191,19 +192,21 @@ class StorageLease:
                 raise self._held(now)
         return text
 
-    def _failed(self, error: Py4JError) -> SetupError:
+    def _failed(self, error: Exception) -> SetupError:
         text = full_text(error)
         if "LEASE_LOST" in text:  # taken over before a renewal
             return self._held(self._newest()[1])
         reason = text.strip().rpartition("\n")[2]
+        hint = "check the endpoint, that the bucket exists, and that the credentials are "
+        hint += "valid and allow to list, read, write and delete there"
+        if "No FileSystem for scheme" in reason:
+            hint = "open-source Spark reads S3 as s3a://; other file systems need their jars "
+            hint += "(setting spark.jars)"
+        elif "bucket is null" in reason:
+            hint = "s3a:// takes no bucket with an underscore in its name, or with a digit after "
+            hint += "its last dot: use another bucket"
         return SetupError(
-            "LEASE_UNAVAILABLE",
-            f"cannot take the lease in {self._folder}: {reason}",
-            hint="open-source Spark reads S3 as s3a://; other file systems need their jars "
-            "(setting spark.jars)"
-            if "No FileSystem for scheme" in reason
-            else "check the endpoint, that the bucket exists, and that the credentials are "
-            "valid and allow to list, read, write and delete there",
+            "LEASE_UNAVAILABLE", f"cannot take the lease in {self._folder}: {reason}", hint=hint
         )
 
     def _held(self, text: str) -> SetupError:

@@ -5,6 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.errors import IllegalArgumentException
 
 from penstock._execution.storage_lease import StorageLease
 from penstock.errors import SetupError
@@ -22,13 +23,20 @@ def test_lease_is_not_lost_when_the_jvm_ends(error):
     assert lease.failure() is None
 
 
-def test_storage_of_another_scheme_has_a_hint_at_the_known_one():
+@pytest.mark.parametrize(
+    ("storage", "error", "hint"),
+    [
+        ("s3://bucket/shop", Py4JError('No FileSystem for scheme "s3"'), "s3a://"),
+        ("s3a://logs.2026/shop", IllegalArgumentException("bucket is null/empty"), "another bucket"),
+    ],
+)
+def test_storage_whose_address_is_refused_has_a_hint_at_the_reason(storage, error, hint):
     spark = MagicMock()
-    spark._jvm.org.apache.hadoop.fs.Path.side_effect = Py4JError('No FileSystem for scheme "s3"')
+    spark._jvm.org.apache.hadoop.fs.Path.side_effect = error
     with pytest.raises(SetupError) as refused:
-        StorageLease.acquire(spark, "s3://bucket/shop", {}, 1.0)
+        StorageLease.acquire(spark, storage, {}, 1.0)
     assert refused.value.condition == "LEASE_UNAVAILABLE"
-    assert "s3a://" in (refused.value.hint or "")
+    assert hint in (refused.value.hint or "")
 
 
 def test_lease_that_cannot_be_written_before_the_tables_is_an_error_of_the_storage():
