@@ -18,7 +18,7 @@ from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._model.paths import MAP_PATH, MISSING_PATH_HINT
 from penstock._observe.masking import shown
 from penstock._spark.call_sites import user_columns
-from penstock._spark.failures import permission_hint
+from penstock._spark.failures import BUCKET_HINT, NO_BUCKET, permission_hint
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
@@ -124,6 +124,13 @@ def query_error(
             f"{flow!r} reads a path that cannot be opened here: {shown(first_line(error))}",
             origin=origin,
             hint=f"{MAP_PATH}, or add the jars of that file system with the setting spark.jars",
+        )
+    if NO_BUCKET in str(error):
+        return DefinitionError(
+            "PATH_NOT_FOUND",
+            f"{flow!r} reads a path on S3 whose bucket cannot be used: {NO_BUCKET}",
+            origin=origin,
+            hint=BUCKET_HINT,
         )
     if "NoSuchBucket" in str(error):
         return DefinitionError(

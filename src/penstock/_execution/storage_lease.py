@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from penstock._model.quantity import plural
 from penstock._runtime.lease import describe_holder, holder_lives, own_record, record_of
 from penstock._runtime.system import SystemProcesses
-from penstock._spark.failures import full_text
+from penstock._spark.failures import BUCKET_HINT, NO_BUCKET, full_text
 from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.files import StorageFiles, hadoop_path
 from penstock._tables.layout import StorageLayout
@@ -202,9 +202,8 @@ class StorageLease:
         if "No FileSystem for scheme" in reason:
             hint = "open-source Spark reads S3 as s3a://; other file systems need their jars "
             hint += "(setting spark.jars)"
-        elif "bucket is null" in reason:
-            hint = "s3a:// takes no bucket with an underscore in its name, or with a digit after "
-            hint += "its last dot: use another bucket"
+        elif NO_BUCKET in reason:
+            hint = BUCKET_HINT
         return SetupError(
             "LEASE_UNAVAILABLE", f"cannot take the lease in {self._folder}: {reason}", hint=hint
         )

@@ -80,6 +80,12 @@ _STORE_FAILED = re.compile(
     r'|AbfsRestOperationException: Operation failed: "[^"]*", 5\d\d\b'
     r"|GoogleJsonResponseException: 5\d\d\b"
 )
+# Java sees no host in such an address.
+NO_BUCKET = "bucket is null/empty"
+BUCKET_HINT = (
+    "write s3a://BUCKET/PATH; Hadoop cannot use a bucket with an underscore in its name, or with a "
+    "digit after its last dot: use another bucket"
+)
 _PERMISSION = re.compile(
     r"Permission denied[:)]|Operation not permitted|AccessDeniedException: (?!s3)"
     r"|Mkdirs failed to create"

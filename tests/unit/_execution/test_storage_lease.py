@@ -27,7 +27,11 @@ def test_lease_is_not_lost_when_the_jvm_ends(error):
     ("storage", "error", "hint"),
     [
         ("s3://bucket/shop", Py4JError('No FileSystem for scheme "s3"'), "s3a://"),
-        ("s3a://logs.2026/shop", IllegalArgumentException("bucket is null/empty"), "another bucket"),
+        (
+            "s3a://logs.2026/shop",
+            IllegalArgumentException("bucket is null/empty"),
+            "another bucket",
+        ),
     ],
 )
 def test_storage_whose_address_is_refused_has_a_hint_at_the_reason(storage, error, hint):

@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql.types import StructType
 
 from penstock import _launch
@@ -412,6 +412,10 @@ def test_path_in_a_bucket_that_does_not_exist_is_not_found():
         raise OSError(text)
     assert failed.value.condition == "PATH_NOT_FOUND"
     assert f"reads a bucket that does not exist: {text}" in failed.value.message
+    with pytest.raises(DefinitionError) as failed, user_code(FLOW, lambda _name: None):
+        raise IllegalArgumentException("bucket is null/empty")
+    assert failed.value.condition == "PATH_NOT_FOUND"
+    assert "underscore" in (failed.value.hint or "")
 
 
 @pytest.mark.parametrize(
