@@ -80,7 +80,7 @@ _STORE_FAILED = re.compile(
     r'|AbfsRestOperationException: Operation failed: "[^"]*", 5\d\d\b'
     r"|GoogleJsonResponseException: 5\d\d\b"
 )
-# Java sees no host in such an address.
+# The URI parser of Java returns no host for such a bucket.
 NO_BUCKET = "bucket is null/empty"
 BUCKET_HINT = (
     "write s3a://BUCKET/PATH; Hadoop cannot use a bucket with an underscore in its name, or with a "
