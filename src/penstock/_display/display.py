@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _REFRESH_PER_SECOND = 4
+_MOST_WARNINGS = 5
 _STOP_NOTE = "stopping after the micro-batches in flight; press Ctrl-C again to interrupt them"
 
 
@@ -101,7 +102,9 @@ class LiveDisplay:
             self._live.stop()
             view = update_view(self._update)
             ending = [final_line(view)] if view.has_ended else []
-            for line in (*summary_lines(view), *ending):
+            warnings = dict.fromkeys(text.partition("\n")[0] for text in view.warnings)
+            newest = [f"WARN {text}" for text in warnings][-_MOST_WARNINGS:]
+            for line in (*newest, *summary_lines(view), *ending):
                 self._console.print(line, soft_wrap=True)
 
     def _render(self) -> "RenderableType":

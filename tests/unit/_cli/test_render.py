@@ -293,7 +293,7 @@ def test_live_table_has_colours_only_when_the_terminal_has(
     screen = Screen(is_tty=True)
     monkeypatch.setattr("sys.stdout", screen)
     snapshot = ObservedUpdate()
-    for event in recording:
+    for event in (*recording, plan_warning(recording[0].origin, "silver: keeps every group")):
         snapshot(event)
     terminal = Terminal(is_live=True, has_colour=colour, width=80)
     with LiveDisplay(snapshot, terminal):
@@ -303,6 +303,7 @@ def test_live_table_has_colours_only_when_the_terminal_has(
     assert "\x1b[2K" in text  # drawn in place
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert "shop FAILED in 8.4s" in plain.replace("\n", "")
+    assert "WARN silver: keeps every group" in plain
 
 
 def test_plain_summary_has_no_escape_codes(
