@@ -196,6 +196,25 @@ class TestDeltaSource(SourceSuite):
             self._open(spark, tmp_path)
         assert (caught.value.condition, caught.value.retryable) == ("PATH_NOT_FOUND", True)
 
+    def test_a_table_that_is_created_again_during_a_run_is_not_read(
+        self, spark: Any, tmp_path: Path
+    ) -> None:
+        self.add_rows(spark, tmp_path, [(1, "a")])
+        opened, path = self._open(spark, tmp_path), f"{tmp_path}/table"
+        end = {"reservoirVersion": 1, "index": -1, "isStartingVersion": False}
+        progress = {"description": f"DeltaSource[file:{path}]", "endOffset": end}
+        opened.check_identity({}, flow_named("f"), "f")
+        opened.check_batch("", 0)
+        assert "problem" not in (opened.lag(progress, lambda: None) or {})
+        shutil.rmtree(path)
+        self.add_rows(spark, tmp_path, [(2, "b")])
+        self.add_rows(spark, tmp_path, [(3, "c")])
+        spark.read.format("delta").load(path)  # as its query looks for new versions
+        assert "created again" in (opened.lag(progress, lambda: None) or {})["problem"]
+        with pytest.raises(FlowError) as caught:
+            opened.check_batch("", 1)
+        assert caught.value.condition == "SOURCE_TABLE_REPLACED"
+
     def paths(self, folder: Path) -> tuple[str, ...]:
         return (str(folder / "table"),)
 

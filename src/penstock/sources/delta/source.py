@@ -110,6 +110,12 @@ class DeltaStream(OpenedSource):
         self._options = {name.lower(): value for name, value in read.options.items()}
         self._lag = PendingVersions(read.spark, of_changes=self.has_any(_FEEDS))
         super().__init__(self._rows(read), name=f"table {self.path}", unit="versions")
+        self._table_id = self._current_id()
+        self._flow: Flow | None = None
+
+    def _current_id(self) -> str:
+        """As of the last look at its version."""
+        return str(self._delta.log(self._location).unsafeVolatileSnapshot().metadata().id())
 
     def _rows(self, read: Read) -> DataFrame:
         position = read.position
@@ -150,7 +156,25 @@ class DeltaStream(OpenedSource):
         if not name.startswith(_DESCRIPTION) or not isinstance(end, dict):
             return None
         path = name[len(_DESCRIPTION) : -1]
-        return self._lag.measure(path, end) if path_key(path) == self.path else None
+        if path_key(path) != self.path:
+            return None
+        lag = self._lag.measure(path, end)
+        if self._current_id() != self._table_id:
+            # Without a batch, as long as it has no more versions than the old one had.
+            lag["problem"] = (
+                "the table was dropped or created again while the flow ran: put the old one back, "
+                "or run a full refresh of the table of the flow"
+            )
+        return lag
+
+    def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
+        self._flow = flow
+        return {}
+
+    def check_batch(self, checkpoint: str, batch_id: int) -> None:
+        """See `OpenedSource.check_batch`: Delta's source compares the table at its start only."""
+        if self._flow is not None and self._current_id() != self._table_id:
+            raise self._replaced(self._flow)
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         signs = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
@@ -214,16 +238,19 @@ class DeltaStream(OpenedSource):
                 "table keep them for flows that do not run for a while",
             )
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
-            return flow_error(
-                "SOURCE_TABLE_REPLACED",
-                flow,
-                f"its checkpoint has read another table than {self.path}",
-                hint="the table was created again, a target with `defer_to` reads it from another "
-                "storage now, or the query names its sources in another order than before: restore "
-                f"the order, or --full-refresh {flow.target} reads it from its "
-                f"start{flow.sink_reset}",
-            )
+            return self._replaced(flow)
         return None
+
+    def _replaced(self, flow: Flow) -> FlowError:
+        return flow_error(
+            "SOURCE_TABLE_REPLACED",
+            flow,
+            f"its checkpoint has read another table than {self.path}",
+            hint="the table was created again, a target with `defer_to` reads it from another "
+            "storage now, or the query names its sources in another order than before: restore "
+            f"the order, or --full-refresh {flow.target} reads it from its "
+            f"start{flow.sink_reset}",
+        )
 
     def start(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
