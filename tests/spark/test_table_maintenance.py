@@ -226,7 +226,9 @@ def test_no_table_is_maintained_when_maintenance_is_off(project: Project) -> Non
     (project.root / "penstock.yaml").write_text("maintenance: false\n")
     project.source(
         """
-@dp.table(table_properties={"delta.autoOptimize.autoCompact": "auto"})
+@dp.table(table_properties={"delta.autoOptimize.autoCompact": "auto",
+                            "delta.logRetentionDuration": "interval 1 days",
+                            "delta.deletedFileRetentionDuration": "interval 1 days"})
 def t():
     return rows()
 """

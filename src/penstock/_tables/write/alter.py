@@ -179,7 +179,7 @@ def _set_properties(delta: DeltaJvm, table: TableRef, spec: TableSpec, state: Ta
     differing = _differing(spec, state.properties)
     if not differing:
         return False
-    check_properties(delta.spark, differing, name=table.name, origin=spec.origin)
+    check_properties(delta.spark, spec.properties, name=table.name, origin=spec.origin)
     pairs = ", ".join(f"{literal(k)} = {literal(v)}" for k, v in differing.items())
     delta.spark.sql(f"ALTER TABLE {delta_table(table.path)} SET TBLPROPERTIES ({pairs})")
     return True
