@@ -110,12 +110,13 @@ class DeltaStream(OpenedSource):
         self._options = {name.lower(): value for name, value in read.options.items()}
         self._lag = PendingVersions(read.spark, of_changes=self.has_any(_FEEDS))
         super().__init__(self._rows(read), name=f"table {self.path}", unit="versions")
+        # That of the query, which updates it before each batch.
+        self._log = self._delta.log(self._location)
         self._table_id = self._current_id()
         self._flow: Flow | None = None
 
     def _current_id(self) -> str:
-        """As of the last look at its version."""
-        return str(self._delta.log(self._location).unsafeVolatileSnapshot().metadata().id())
+        return str(self._log.unsafeVolatileSnapshot().metadata().id())
 
     def _rows(self, read: Read) -> DataFrame:
         position = read.position
