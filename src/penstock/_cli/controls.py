@@ -117,7 +117,7 @@ class ProcessControl:
         self._run("update", [*arguments, *self._choice, "--", *self._project])
 
     def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
-        """Replay the quarantine of a dataset: rows that violated one of the rules, or with an id."""
+        """Replay quarantined rows of a dataset that violated one of the rules, or have an id."""
         project = [f"--project={path}" for path in self._project]
         chosen = [f"--rule={rule}" for rule in rules]
         what = f"replay of {dataset}"

@@ -38,7 +38,8 @@ _QUALITY_COLUMNS = (
     "batch_id BIGINT COMMENT 'micro-batch of the flow; NULL for a materialized view', "
     "batches INT COMMENT '1, or the number of batches that a roll-up replaces', "
     "rule STRING, passed BIGINT, failed BIGINT, "
-    "batch_dropped BIGINT COMMENT 'rows of the batch that violated a drop rule, in each of its rows', "
+    "batch_dropped BIGINT COMMENT 'rows of the batch that violated a drop rule, "
+    "in each of its rows', "
     "batch_quarantined BIGINT COMMENT 'those of them that are in quarantine, in each of its rows'"
 )
 

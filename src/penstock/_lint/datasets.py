@@ -61,7 +61,9 @@ def findings_of_dataset(
         for name, message in _of_rule(rule, rules.get(rule.name)):
             yield finding(name, message, rule.origin)
         if rule.on_violation is OnViolation.FAIL and is_streaming:
-            yield finding("PSL505", f"a row that violates {rule.name!r} stops the flow", rule.origin)
+            yield finding(
+                "PSL505", f"a row that violates {rule.name!r} stops the flow", rule.origin
+            )
         kept = quarantine if dataset.quarantine is None else dataset.quarantine
         if dataset.kind is DatasetKind.TEMPORARY_VIEW:
             if rule.on_violation is not OnViolation.FAIL:

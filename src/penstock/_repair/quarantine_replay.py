@@ -225,7 +225,7 @@ class QuarantineReplay:
         computed = {each.name.lower() for each in schema if is_computed(each)} - self._queried
         absent = [name for name in rows.columns if name.lower() in computed]
         data = conform(self._fitting(rows.drop(*absent), schema), schema)
-        # A row that violates a fail rule stays in quarantine, and must not fail the replay of others.
+        # A row that violates a fail rule stays in quarantine, and must not fail the whole replay.
         rules = [
             replace(rule, on_violation=OnViolation.QUARANTINE)
             if rule.on_violation is OnViolation.FAIL

@@ -1,8 +1,8 @@
 """All expectations of a dataset in one pass: the destination of a row, and a bit per violated rule.
 
 The result is a DataFrame with more columns, built once before the flow starts. The writer
-(`_tables.write.writer`) writes rows to two tables by the destination column and counts violated rules
-by the mask columns of the written rows.
+(`_tables.write.writer`) writes rows to two tables by the destination column and counts violated
+rules by the mask columns of the written rows.
 """
 
 import json
