@@ -1,20 +1,22 @@
-"""Java classes of Penstock, with the jar built from them.
+"""Penstock's Java classes, and the jar built from them.
 
-`LinkLogStore` and `ObjectLogStore` publish versions of Delta tables on a disk and on S3,
-`ObjectCheckpointFiles` those of Spark's logs; `StorageLease` is the lease of an object store;
-`WriteTransaction` keeps what writes have in common, and `SplitTransaction` writes the files of two
-tables in one job; `KeptStatistics` computes the statistics of files. `BatchFiles` lists the files
-of a batch, or returns their `SharedRows`, and lists those of tables with few files;
-`BatchAdmission` lets streaming queries take turns.
-`LiveFiles` keeps the files of a table between batches; `KeyedRows` finds and deletes the rows of
-`BatchKeys` among them, by a `KeySearch`. `PackedRows` are many rows of the driver, for one task,
-which reads them by a `PackedRdd`.
-`QueryChanges` computes how the result of a query changes with its tables, by a `NormalPlan`:
-`TableChanges` of each table, `LinearChanges` as `ChangedRows`, `PartialAggregates`, and
-`AffectedKeys` of `KeyColumns`. `Checkpoints` writes checkpoints of tables beside the batches, and
-`Restore` restores an earlier version. `JsonRecords` and `CsvRecords` parse lines of files, each a
-`RowFunction`, and know whether the columns hold all of a line; what is missing is found by an
-`Interpreted` expression. `PlanText` makes the text of a query comparable.
+- Storage: `LinkLogStore` and `ObjectLogStore` publish versions of Delta tables on disks and on
+  object stores, `ObjectCheckpointFiles` publishes Spark's offset and commit logs, and
+  `StorageLease` is the lease of an object store.
+- Writes: `WriteTransaction` has the parts that all writes share; `SplitTransaction` writes the
+  files of two tables in one job; `KeptStatistics` computes the statistics of files. `LiveFiles`
+  caches the files of a table between batches; `KeyedRows` finds and deletes the rows with the keys
+  of `BatchKeys`, by a `KeySearch`. `Checkpoints` writes Delta checkpoints on a separate thread, and
+  `Restore` restores an earlier version.
+- Batches: `BatchFiles` lists the files of a batch or of a small table, or returns their
+  `SharedRows`; `BatchAdmission` limits how many queries run a batch at the same time. `PackedRows`
+  are rows on the driver, which one task reads by a `PackedRdd`.
+- Views: `QueryChanges` computes how the result of a query changes with its tables, from a
+  `NormalPlan`, by the `TableChanges` of each table: `LinearChanges` as `ChangedRows`,
+  `PartialAggregates`, and `AffectedKeys` of `KeyColumns`. `PlanText` makes the texts of queries
+  comparable.
+- Parsers: `JsonRecords` and `CsvRecords` parse lines, each as a `RowFunction`, and report whether
+  the columns contain the whole line; if not, an `Interpreted` expression finds the rest.
 """
 
 from pathlib import Path
