@@ -1,1 +1,1 @@
-"""What happened: frozen events, the bus, the event log."""
+"""Events of an update, the event bus, the event log, and the exports built on them."""

@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Notification:
-    """An alert; `done` targets were tried, those in `delivered` accepted it."""
+    """An alert; `done` is the number of targets tried, `delivered` are those that accepted it."""
 
     notice: AlertProgress
     done: int = 0
@@ -89,7 +89,7 @@ class Alerts:
             if self._is_closed:
                 return
             self._is_closed = True
-            # Evaluated here because the thread hangs in a receiver: these are not sent either.
+            # The thread may be blocked by a receiver: the rest is evaluated here, but not sent.
             while not self._events.empty():
                 event = self._events.get()
                 if event is not None:
@@ -128,7 +128,7 @@ class Alerts:
             else:
                 notices = self._book.tick(datetime.now(UTC))
         except Exception:
-            # Such as an event of another version: later events are still evaluated.
+            # For example an event of another version. Later events are still evaluated.
             _logger.warning("alerts could not be evaluated for an event", exc_info=True)
         else:
             self._queue.extend(_Notification(notice) for notice in notices)
@@ -189,7 +189,7 @@ def deliver(
         headers = {key: resolve_secrets(value) for key, value in target.headers.items()}
         post_json(resolve_secrets(target.webhook), body, headers)
     elif target.command:
-        subprocess.run(  # noqa: S603 - the program that the settings of the pipeline name
+        subprocess.run(  # noqa: S603 - the program is configured in the settings of the pipeline
             target.command,
             input=json.dumps(notice_json(notice)),
             text=True,

@@ -56,7 +56,7 @@ class _State:
 
 @dataclass
 class _Watermark:
-    """A watermark, and the first and last batch with rows at which it did not advance."""
+    """A watermark, and the times of the first and last batch with rows since its last advance."""
 
     value: str
     first: datetime | None = None
@@ -104,7 +104,7 @@ class AlertBook:
                 self._retention(flow, 0.0, "happened")
             case DatasetDefinition() as body:
                 self._schema(event.origin.dataset_name, body.schema_json or "")
-        # Busy flows leave no gap between events for a tick.
+        # While flows are busy, `tick` is not called between events.
         return self.tick(event.timestamp)
 
     def tick(self, now: datetime) -> list[AlertProgress]:
@@ -129,7 +129,7 @@ class AlertBook:
             if status is FlowStatus.FAILED:
                 self._failed(flow, event)
             if status is FlowStatus.RUNNING:
-                # A restart is no progress: a flow that fails again and again has none.
+                # A restart is not progress: the alert must fire for a flow that fails repeatedly.
                 self._running.setdefault(flow, event.timestamp)
             elif status in ENDED:
                 self._running.pop(flow, None)
@@ -153,14 +153,14 @@ class AlertBook:
             self._compare(AlertKind.BACKLOG, flow, float(waiting), text)
 
     def _lag(self, flow: str, body: LagProgress) -> None:
-        """Values that are not known neither fire nor resolve an alert."""
-        # A batch that hangs or fails does not report what waits meanwhile.
+        """Evaluate a measurement; unknown values neither fire nor resolve an alert."""
+        # A batch that hangs or fails does not report the backlog.
         self._backlog(flow, waiting_rows(body.sources))
         behind, loss, left = body.seconds_behind, body.loss, body.seconds_to_loss
         if behind is not None:
             text = f"the oldest unread record of flow {flow} is {behind:,.0f} seconds old"
             self._compare(AlertKind.LAG, flow, float(behind), text)
-        if loss in ("none", None):  # None: of a source whose losses are reported by its batches
+        if loss in ("none", None):  # None: the batches of the source report lost rows
             text = f"flow {flow} has no unread rows to lose"
             self._resolve(AlertKind.RETENTION, f"flow {flow}", text)
         if left is not None:
@@ -233,7 +233,7 @@ class AlertBook:
     def _of(
         self, kind: AlertKind, flow: str | None = None, dataset: str | None = None
     ) -> list[AlertRule]:
-        """The rules of a kind; with `flow` or `dataset`, only those that concern it."""
+        """The rules of a kind; with `flow` or `dataset`, only those that apply to it."""
         return [
             rule
             for rule in self._rules
@@ -267,9 +267,9 @@ class AlertBook:
 
     def _is_due(self, state: _State, now: datetime) -> bool:
         if not state.is_firing:
-            return state.is_notified  # at once
+            return state.is_notified  # immediately
         waited = None if state.notified_at is None else (now - state.notified_at).total_seconds()
-        # Negative after the clock was set back, which must not hold an alert until it caught up.
+        # Negative if the clock was set back, which must not delay an alert.
         return waited is None or abs(waited) >= self._repeat_seconds
 
     def _notice(self, rule: AlertRule, about: str, state: _State, now: datetime) -> AlertProgress:

@@ -33,7 +33,7 @@ class EventBus:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Remove the subscribers that are added while this is open at its end."""
+        """Remove, on exit, the subscribers that were added within the context."""
         with self._lock:
             before = list(self._subscribers)
         try:

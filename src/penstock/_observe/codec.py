@@ -18,9 +18,9 @@ from penstock._observe import events
 from penstock._observe.events import Body, Event, EventOrigin, UnknownBody
 
 SCHEMA_VERSION = 2
-"""Of the JSON form of an event; it changes when a field changes its meaning or goes away.
+"""Version of the JSON form of an event; increased if a field is removed or changes its meaning.
 
-Since 2 an event may stand for several micro-batches (`rolled_up`)."""
+Since version 2 an event may replace several micro-batches (`rolled_up`)."""
 
 _BODIES: Mapping[str, type[Body]] = {
     body.event_type: body
@@ -73,7 +73,7 @@ def event_json(event: Event, *, instance: str, seq_no: int) -> dict[str, Any]:
 def encode(body: Any) -> bytes:
     """One line of JSON, without the line break.
 
-    Values that JSON does not know (dates, decimals) become strings and NaN becomes null, so that an
+    Values without a JSON type (dates, decimals) become strings and NaN becomes null, so that an
     event is never lost because of one of its values.
     """
     try:
@@ -180,7 +180,7 @@ def details_of(body: Body | UnknownBody) -> Mapping[str, Any]:
 
 
 def body_of(event_type: str, details: Mapping[str, Any]) -> Body | UnknownBody:
-    """The body of a JSON form, else an `UnknownBody`; `ValueError` if it is not an object."""
+    """The body from its JSON form, or an `UnknownBody`; `ValueError` if it is not an object."""
     body, known = details.get(event_type, {}), _BODIES.get(event_type)
     if not isinstance(body, dict):
         raise ValueError("the details of an event must be an object")
@@ -263,7 +263,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(kind: type, body: Mapping[str, Any]) -> Any:
-    """The dataclass of a JSON form, else `TypeError` or another error; unknown keys are ignored."""
+    """The dataclass from its JSON form; ignores unknown keys, raises errors for invalid values."""
     _checked(dict, body)
     readers = _readers(kind).items()
     return kind(**{name: read(body[name]) for name, read in readers if name in body})

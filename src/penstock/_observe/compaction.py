@@ -1,7 +1,7 @@
 """Writes a roll-up of segments: drops the details of old micro-batches and keeps their sums.
 
-The lines are read twice. `survey` finds the lines that stay regardless of age; `write` copies the
-oldest segments. States, errors, definitions and unknown events are copied unchanged, in order.
+The lines are read twice. `survey` finds the lines that are kept regardless of age; `write` copies
+the oldest segments. States, errors, definitions and unknown events are copied unchanged, in order.
 """
 
 import re
@@ -26,8 +26,8 @@ from penstock._observe.rollup import (
 from penstock._observe.state import MATERIALIZED_VIEW
 
 NEWEST = 128
-"""So many events with counts of each flow stay: a micro-batch has two, and pages show 60. As many
-refreshes of each materialized view stay."""
+"""Number of the newest events with counts that are kept per flow (a micro-batch has two, and pages
+show 60), and of the newest refreshes that are kept per materialized view."""
 
 _FLOW = re.compile(rb'"flow_name":("(?:[^"\\]|\\.)*")')
 _HOUR = re.compile(rb'"timestamp":"(.{13})')  # 2026-11-22T09
@@ -46,11 +46,11 @@ _REST = 3
 
 
 class Stopped(Exception):
-    """The work was stopped early."""
+    """Raised if the work is stopped early."""
 
 
 class Pace:
-    """Works for some milliseconds, then pauses three times as long; `stop` ends it (`Stopped`).
+    """Works for some milliseconds, then pauses three times as long; raises `Stopped` on `stop`.
 
     Pauses release the GIL to the update: a low thread priority alone does not.
     """
@@ -68,7 +68,7 @@ class Pace:
         worked = time.perf_counter() - self._began
         if worked < _WORK_SECONDS:
             return
-        # Time that the machine made the thread wait does not count as work.
+        # Capped, because the thread may also have waited for a CPU.
         if self._stop.wait(_REST * min(worked, 2 * _WORK_SECONDS)):
             raise Stopped
         self._began = time.perf_counter()
@@ -76,9 +76,9 @@ class Pace:
 
 @dataclass
 class Survey:
-    """What is not rolled up: line numbers (`staying`) and the `newest` row counts per flow.
+    """Lines that are kept: the numbers in `staying` and the `newest` events with counts per flow.
 
-    `planned` are the refreshes of views, of which only the newest stay.
+    `counted` is the number of events with counts per flow, `planned` the number of refreshes.
     """
 
     staying: set[int] = field(default_factory=set)
@@ -106,7 +106,7 @@ def survey(lines: Iterable[bytes], *, pace: Pace) -> Survey:
 
 
 def write(lines: Iterable[bytes], out: BinaryIO, surveyed: Survey, *, pace: Pace) -> None:
-    """Write a roll-up of `lines`, which are the first of those that were surveyed, to `out`."""
+    """Write a roll-up of `lines`, the first of the surveyed lines, to `out`."""
     writer = _Writer(out, surveyed)
     for number, line in enumerate(lines):
         pace()
@@ -115,7 +115,7 @@ def write(lines: Iterable[bytes], out: BinaryIO, surveyed: Survey, *, pace: Pace
 
 
 class _Writer:
-    """Writes lines in order; groups of them, per flow and hour, as one."""
+    """Writes lines in order, and each group (of one flow and hour) as one line."""
 
     def __init__(self, out: BinaryIO, surveyed: Survey) -> None:
         self._out = out
@@ -131,7 +131,7 @@ class _Writer:
         self._replaced: set[str] = set()
         self._planned: Counter[bytes] = Counter()
         self._past: set[bytes] = set()
-        """Flows of views whose current refresh is an old one."""
+        """Flows of views whose current refresh is dropped."""
 
     def take(self, number: int, line: bytes) -> None:
         kind, flow = _kind_of(line)
@@ -181,7 +181,7 @@ class _Writer:
             self._replaced.add(event.origin.dataset_name)
 
     def _plan(self, number: int, line: bytes, flow: bytes) -> None:
-        """The first event of a refresh: an old one of a view is dropped, as its rows were replaced.
+        """Take the first event of a refresh; old refreshes of materialized views are dropped.
 
         A flow with `replace_where` has such events as well, but its counts are added up.
         """
@@ -255,7 +255,7 @@ def _line_of(number: int, line: bytes, group: Counts) -> tuple[int, bytes]:
 
 
 def _kind_of(line: bytes) -> tuple[bytes, bytes]:
-    """Type of the event, judged by the text of its line, and the flow it is about."""
+    """Type and flow of an event, found in its line without parsing the JSON."""
     ending = _TYPE.search(line, max(0, len(line) - _ENDING))
     kind = ending[1] if ending is not None else b""
     if kind == _PROGRESS and _METRICS in line and _COUNTS in line:
@@ -265,7 +265,7 @@ def _kind_of(line: bytes) -> tuple[bytes, bytes]:
 
 
 def _is_of_refresh(line: bytes) -> bool:
-    """Whether a line has the counts of a refresh, or says that it is complete."""
+    """Whether a line has the counts of a refresh or reports its completion."""
     event = event_of_line(line)
     if event is None or event.error is not None or not isinstance(event.body, FlowProgress):
         return False

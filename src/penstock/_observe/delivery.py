@@ -21,10 +21,10 @@ QUEUE_SIZE = 2000
 """Capacity of the queue to the receiver; items beyond it are dropped and counted."""
 
 DRAIN_SECONDS = 10.0
-"""How long the end of an update waits for queued items."""
+"""Maximum time to send queued items at the end of an update."""
 
 FAILING_DRAIN_SECONDS = 1.0
-"""How long it waits for items in flight if the last request failed."""
+"""Maximum time to wait for items in flight at the end if the last request failed."""
 
 _REPORT_SECONDS = 30.0
 _LONGEST_PAUSE = 30.0
@@ -117,7 +117,7 @@ class Delivery:
         self._closing.set()
         drain_seconds = FAILING_DRAIN_SECONDS if self._failures else timeout_seconds
         self._threads[1].join(max(0.5, min(drain_seconds, self._deadline - time.monotonic())))
-        # A sending thread that hangs is a daemon; its items count as not delivered.
+        # The sending thread is a daemon; if it hangs, its items are counted as dropped.
         in_flight = self._sending if self._threads[1].is_alive() else 0
         self._count("dropped", self._queue.qsize() + in_flight)
         self._report(None, at_the_end=True)
@@ -182,7 +182,7 @@ class Delivery:
                     items.append(self._queue.get_nowait())
                 except queue.Empty:
                     break
-            # After a failure at the end there is no more waiting for a receiver that is down.
+            # While closing, nothing is sent after a failure or after the deadline.
             if self._closing.is_set() and (self._failures or time.monotonic() > self._deadline):
                 self._count("dropped", len(items))
                 continue
@@ -194,7 +194,7 @@ class Delivery:
                 self._count("failed", len(items))
                 self._report(error)
                 self._sending = 0
-                # Bounded before it is a power: a receiver may be down for days.
+                # The exponent is bounded, too: a receiver may be down for days.
                 self._closing.wait(min(2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE))
             else:
                 self._failures = 0

@@ -99,11 +99,11 @@ class ExpectationCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowMetrics:
-    """Figures of one micro-batch or one refresh; `None` = not known.
+    """Metrics of one micro-batch or one refresh; `None` means unknown.
 
-    `num_upserted_rows` are merged by an update-mode or CDC flow. `backlog_records` wait at the
-    sources (Kafka: offsets). `dropped_records` include the quarantined ones. `late_records` came
-    after the watermark; of `duplicate_records` the table had the key already.
+    `num_upserted_rows` are merged by an update-mode or CDC flow. `backlog_records` are unread at
+    the sources (Kafka: offsets). `dropped_records` include the quarantined ones. `late_records`
+    arrived after the watermark; the keys of `duplicate_records` were already in the table.
     """
 
     num_output_rows: int | None = None
@@ -120,7 +120,7 @@ class FlowMetrics:
 
 @dataclass(frozen=True)
 class Body:
-    """Content of an event; type, level and maturity of the event follow from it."""
+    """Content of an event, which determines the type, level and maturity of the event."""
 
     event_type: ClassVar[str]
     maturity_level: ClassVar[str] = "STABLE"
@@ -281,9 +281,9 @@ class StreamProgress(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class LagProgress(Body):
-    """How far a flow is behind its sources, measured beside its micro-batches.
+    """How far a flow is behind its sources, measured concurrently with its micro-batches.
 
-    The batch of the event is the last one that was finished. The fields are those of
+    The batch id of the event is that of the last finished batch. The fields are those of
     `_observe.lag.lag_summary`; `sources` are read by `_observe.lag`.
     """
 
@@ -317,7 +317,7 @@ class PlanningInformation(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterResources(Body):
-    """Executors of the cluster after a change; `lost` are those that ended by themselves."""
+    """Executors of the cluster after a change; `lost` are those that ended unexpectedly."""
 
     event_type = "cluster_resources"
     num_executors: int = 0
@@ -332,7 +332,7 @@ class ClusterResources(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceProgress(Body):
-    """A source of a running flow stopped answering (`NO_ANSWER`), or answers again (`ANSWERS`)."""
+    """A source of a running flow stopped responding (`NO_ANSWER`) or responds again (`ANSWERS`)."""
 
     event_type = "source_progress"
     state: str = ""
@@ -372,9 +372,9 @@ class HookProgress(Body):
 class AlertProgress(Body):
     """An alert fired or was resolved, and the targets that were notified.
 
-    `version` is that of the form for webhooks and commands: all fields but the last two, which are
-    the labels of the notified targets and why the others were not. `about` is a flow, or a dataset
-    and rule; `suppressed` counts the changes of state that were not notified.
+    `version` is the version of the JSON form for webhooks and commands. It omits `told`, the labels
+    of the notified targets, and `not_told`, the reasons why others were not notified. `about` is a
+    flow, or a dataset and rule; `suppressed` counts the changes of state that were not notified.
     """
 
     event_type = "alert_progress"

@@ -91,7 +91,7 @@ class EventHooks:
             event, number = item
             try:
                 body = event_json(event, instance=self._origin.update_id, seq_no=number)
-                # The function may change its argument, but others read the values of the event.
+                # The function may modify its argument, but the values of the event are shared.
                 worker.hook.function(deepcopy(body))
             except (Exception, SystemExit) as error:
                 failures += 1

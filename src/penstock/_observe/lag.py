@@ -1,7 +1,7 @@
 """The lag of a flow as JSON values, from Spark's progress and from separate measurements.
 
-A measurement belongs to the offsets at which it was made. After the flow has read further, only the
-parts that still hold are shown; the rest is unknown until the next measurement.
+A measurement is valid for the offsets at which it was made. When the flow has read further, only
+the values that still apply are shown; the others are unknown until the next measurement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _LOSSES = ("none", "unknown", "expected", "happened")
 def lag_sources(progress: Progress, measured: LagProgress | None) -> list[dict[str, Any]]:
     """One object per source, from Spark's progress and the latest measurement, if any."""
     beside = measured.sources if measured is not None else ()
-    # A batch has ended since, so the source answers.
+    # If a batch has ended since the measurement, the sources respond.
     has_answered = measured is not None and _has_ended_since(progress, measured.measured_at)
     views = []
     for number, source in enumerate(progress.get("sources") or ()):
@@ -39,7 +39,7 @@ def _has_ended_since(progress: Progress, measured_at: str | None) -> bool:
 
 
 def waiting_rows(sources: Sequence[Mapping[str, Any]]) -> int | None:
-    """Unread rows of all sources; `None` if one that counts rows (Kafka, Delta) does not know."""
+    """Unread rows of the sources that count them (Kafka, Delta); `None` unless all are known."""
     counts: list[int | None] = []
     for source in sources:
         counts += [part.get("records") for part in source.get("partitions") or ()]
@@ -52,7 +52,7 @@ def waiting_rows(sources: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def problem_of(sources: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """Why the sources of a flow do not answer, and since when; `None` while they answer."""
+    """Why a source of a flow does not respond, and since when; `None` if all respond."""
     for source in sources:
         if source.get("problem"):
             return str(source["problem"]), str(source.get("problem_since") or "")

@@ -206,7 +206,7 @@ class LineageFold:
         if not flow.is_running and (
             has_counts or status in (FlowStatus.STARTING, FlowStatus.FAILED)
         ):
-            # Counts begin a run for a repeated refresh of a view, or a batch of an earlier update.
+            # Counts without a run: a repeated refresh of a view, or a batch of an earlier update.
             flow.begin(event.timestamp)
             yield self._flow_event("START", event, flow)
         if has_counts:

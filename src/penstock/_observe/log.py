@@ -1,7 +1,7 @@
 """The event log: every event as one line of JSON, and its readers.
 
-Only the local file system is touched. Where the tables are in an object store, the log is in a
-local folder (`event_directory`), and `_project.event_store` copies it.
+Only the local file system is used. If the tables are in an object store, the log is in a local
+folder (`event_directory`), and `_project.event_store` copies it.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ from penstock._observe.segments import (
 )
 
 LAST_BATCHES = ".last_batches"
-"""In the folder of the log: the newest micro-batches of updates that were removed from it."""
+"""File in the folder of the log with the newest micro-batches of deleted updates."""
 
 MEGABYTE = 1 << 20
 SEGMENTS = 8
-"""A segment has at most this part of what is kept of an update, by size and by age."""
+"""A segment is limited to 1/`SEGMENTS` of the retained size and age of an update."""
 
 _COPIED_SEGMENT = 256 << 10
 _UPDATE_PROGRESS = f'"event_type":"{UpdateProgress.event_type}"'.encode()
@@ -53,11 +53,11 @@ _SEVERITY = {Level.INFO.value: 0, Level.WARN.value: 1, Level.ERROR.value: 2}
 
 
 def event_directory(settings: PipelineSettings) -> Path:
-    """Where the events of a pipeline are written and read.
+    """The folder of the event log of a pipeline.
 
-    `events` below the storage root when that is on this machine, else in a folder per storage below
-    the local folder of the settings. A log of an earlier version, which storages shared, continues
-    to be used by the storage of its newest update.
+    It is below the storage root if that is local, otherwise in a folder per storage below the local
+    folder of the settings. A log of an earlier version, which storages shared, continues to be used
+    by the storage of its newest update.
     """
     home = local_path(settings.home)
     if home is not None:
@@ -68,7 +68,7 @@ def event_directory(settings: PipelineSettings) -> Path:
     earlier = Path(settings.local_folder, *own, "events")
     if not directory.exists() and earlier.exists():
         storages = (created_with(log).get("storage") for log in reversed(updates(earlier)))
-        # A local storage has its log in the same folder, and continues to.
+        # Updates of a local storage do not count: their log remains in this folder.
         remote = (each for each in storages if each and local_path(each) is None)
         if storage_key(next(remote, "")) == storage_key(settings.storage):
             return earlier
@@ -78,7 +78,7 @@ def event_directory(settings: PipelineSettings) -> Path:
 def event_log(settings: PipelineSettings) -> "EventLog":
     """The log that an update of a pipeline writes.
 
-    A copy in an object store is uploaded by segments, so these are small there.
+    If it is copied to an object store, its segments are small because they are uploaded as a whole.
     """
     largest = _COPIED_SEGMENT if local_path(settings.home) is None else math.inf
     return EventLog(event_directory(settings), settings.events, segment_bytes=largest)
@@ -122,7 +122,7 @@ class EventLog:
         return self.update.path(self._segment) if self.update is not None else None
 
     def __call__(self, event: Event) -> None:
-        """Append one event; after an `OSError` later events are tried again."""
+        """Append one event; an `OSError` does not prevent later events from being written."""
         with self._lock:
             if self._closed:
                 return
@@ -136,7 +136,7 @@ class EventLog:
             try:
                 written = file.write(line)
             except OSError as error:
-                error.filename = str(self.path)  # the system names files only when it opens them
+                error.filename = str(self.path)  # only errors of `open` contain the name
                 raise
             if written != len(line):
                 raise OSError(f"the event log {self.path} took only {written} bytes of a line")
@@ -163,7 +163,7 @@ class EventLog:
             self.directory.mkdir(parents=True, exist_ok=True)
             started = event.timestamp.astimezone(UTC)
             for earlier in updates(self.directory)[-1:]:
-                # The clock was set back: names sort in the order of the updates all the same.
+                # If the clock was set back: names must sort in the order of the updates.
                 if earlier.started > started:
                     started = earlier.started + timedelta(microseconds=1)
             update_id = event.origin.update_id or self._instance
@@ -221,9 +221,10 @@ def read_events(
 ) -> Iterator[dict[str, Any]]:
     """Recorded events as JSON values, in order; truncated lines are skipped.
 
-    May be read while an update runs. `update` is `latest`, an id or a prefix of one; `None` = all.
-    `wanted` are `event_type`, `level` (INFO, WARN and ERROR include higher severities, METRICS does
-    not) and `dataset`: a dataset or sink, where a bare name matches any catalog and schema.
+    They can be read while an update runs. `update` is `latest`, an id or a prefix of one; `None`
+    means all. `wanted` are `event_type`, `level` (INFO, WARN and ERROR include higher severities,
+    METRICS does not) and `dataset`: a dataset or sink, where a bare name matches any catalog and
+    schema.
     """
     for recorded in select_updates(directory, update):
         with contextlib.suppress(FileNotFoundError):
@@ -234,7 +235,7 @@ def read_events(
 
 
 def recorded_events(directory: Path, update: str | None, **wanted: str | None) -> Iterator[Event]:
-    """Recorded events, without unknown lines; arguments as of `read_events`."""
+    """Recorded events without unreadable lines; arguments as for `read_events`."""
     for body in read_events(directory, update=update, **wanted):
         if (event := event_of(body)) is not None:
             yield event
@@ -272,9 +273,9 @@ def follow(
 
 
 def _tail(update: UpdateLog, stop: threading.Event, *, endless: bool) -> Iterator[dict[str, Any]]:
-    """Events of an update until a newer one began (`endless`), or it has ended.
+    """Events of an update until a newer one begins (`endless`) or until it has ended.
 
-    Alerts, exports and hooks may report after its end.
+    The end is followed by a short wait for reports of alerts, exports and hooks.
     """
     has_ended = is_last = False
     left = _LATE_POLLS
@@ -283,7 +284,7 @@ def _tail(update: UpdateLog, stop: threading.Event, *, endless: bool) -> Iterato
         nonlocal is_last, left
         if is_last or stop.wait(_POLL_SECONDS):
             return False
-        # Whatever was written until then is still read.
+        # Lines that were written before this check are still read.
         newest = updates(update.directory)[-1:]
         left -= has_ended
         is_last = any(each.name > update.name for each in newest) if endless else left <= 0
@@ -307,7 +308,7 @@ def last_batch(directory: Path, flow: str) -> RecordedBatch | None:
     """
     needle = f'"flow_name":{dump(flow)}'.encode("utf-8", "backslashreplace")
     for update in reversed(updates(directory)):
-        # One that is removed meanwhile has left its last batches behind before.
+        # The last batches of an update are recorded before its files are deleted.
         with contextlib.suppress(FileNotFoundError):
             for line in _lines_backwards(update):
                 if needle in line and (commit := commit_of_line(line)) is not None:

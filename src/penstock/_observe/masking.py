@@ -15,7 +15,7 @@ from penstock._observe.events import Event
 
 _MASK = rb"[redacted]"
 _KEY = (
-    # `secret-in-code` is a rule of lint, and its message follows.
+    # `secret-in-code` is a lint rule; the value after its name is a message.
     rb"(?:password|passwd|passphrase|secret(?!-in-code)|token|api[._\-]?key|access[._\-]?key"
     rb"|account[._\-]?key|shared[._\-]?key|private[._\-]?key|credentials?|authorization"
     rb"|signature|jaas[._\-]?config)[\w.\-]*+"
@@ -27,19 +27,18 @@ _HINTS = (
     *(b"jaas", b"://", b"akia", b"asia", b"eyj", b"dapi", b"ghp_", b"gho_", b"ghu_", b"ghs_"),
     *(b"ghr_", b"xox", b"sig=", b"x-amz", b"bearer", b"basic", b"private"),
 )
-# Text within a JSON string: characters and whole escapes, so that a match neither cuts an escape
-# in two nor runs over the end of its string.
+# Text within a JSON string: characters and whole escapes, so that a match neither splits an escape
+# nor extends beyond the end of the string.
 _UNIT = rb'(?:[^"\\]|\\.)'
-# Quotes within a JSON string. An even number of backslashes before " would be text, and the " the
-# end of the string.
+# Quotes within a JSON string: after an even number of backslashes, a " would end the string.
 _QUOTE = rb"(?:(?:\\\\)*\\\"|\\*')"
-# JSON values other than strings: counts and offsets of columns and topics with such names.
+# JSON values other than strings: counts and offsets of columns and topics with names like `_KEY`.
 _NO_TEXT = rb"[{\[]|(?:-?\d[\d.eE+\-]*|null|true|false|None|True|False)(?![\w.\-])"
-# Only strings of a JSON member are masked, so the line stays JSON.
+# The value of a JSON member is masked only if it is a string, so the line stays valid JSON.
 # Within a string: `key=value`, `key: value`, `"key": "value"`, at any depth of escaped quotes. A
-# value in quotes ends at the same quotes, or with its string; a bare one at a space or the like.
-# A name that nothing is assigned to is a match as well, and left as it is: a long text of such
-# names would be gone through once for each of them otherwise.
+# quoted value ends at the same quotes or with its string, an unquoted one at a space or similar.
+# A name without a value also matches, but is not changed: otherwise a long sequence of such names
+# would be scanned once per name.
 _ASSIGNED = re.compile(
     rb"(?P<key>" + _KEY + rb")"
     rb'(?:(?P<member>"\s*:\s*)"' + _UNIT + rb'*"'
@@ -52,7 +51,8 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 _START = rb"(?:\b|(?<=\\[nrt]))"
-# A password may be a word that is also a state or the name of a table. Origins have those, too.
+# Fields in which remembered secrets are not masked: a password may be a word that is also a state
+# or the name of a table. Origins contain such names as well.
 _NAMES = frozenset(
     {
         *("status", "state", "dataset_type", "flow_type", "maintenance_type", "action"),
@@ -60,7 +60,7 @@ _NAMES = frozenset(
         *("schema_json", "transformation"),
     }
 )
-# What stands before the @ of Azure's file systems is a container, unless it has a colon.
+# In URLs of Azure's file systems, the part before the @ is a container unless it has a colon.
 _USER_INFO = re.compile(
     rb"(?P<scheme>(?<![\w+.\-])(?!(?:abfss?|wasbs?)://[\w$.\-]+@)[A-Za-z][\w+.\-]*://)"
     rb"[^\s/\"'\\]+@(?=[^\s\"'\\])"
@@ -79,14 +79,14 @@ _PEM = re.compile(
 
 
 def _has_hint(lower: bytes) -> bool:
-    for word in _HINTS:  # noqa: SIM110 - each event passes here, and `any` takes twice as long
+    for word in _HINTS:  # noqa: SIM110 - runs for each event, and `any` takes twice as long
         if word in lower:
             return True
     return False
 
 
 def masked(line: bytes) -> bytes:
-    """One line of JSON without credentials; still one line of JSON."""
+    """One line of JSON with credentials masked, which is still valid JSON."""
     if not _has_hint(line.lower()):
         return line
     line = _PEM.sub(_MASK, line)
@@ -129,7 +129,7 @@ def without_secrets(event: Event) -> Event:
 
 
 def _redacted(value: Any) -> Any:
-    """Strings without remembered secrets; keys and identifying fields stay."""
+    """A JSON value without remembered secrets; keys and identifying fields are kept."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):

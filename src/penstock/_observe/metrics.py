@@ -1,6 +1,6 @@
 """Metrics of an update in the form of Prometheus, made from its state.
 
-A scrape copies the state under its lock and renders it outside of the lock. Needs no package.
+A scrape copies the state under its lock and renders it outside of the lock.
 """
 
 from collections.abc import Mapping
@@ -180,7 +180,7 @@ Labels = tuple[str, ...]
 class Series:
     """One metric and its values by label set, in the order of `Metric.labels`.
 
-    They are numbers; of the kind `HISTOGRAM` they are of the class `Histogram`.
+    The values are numbers, or instances of `Histogram` if the kind is `HISTOGRAM`.
     """
 
     metric: Metric
@@ -240,7 +240,7 @@ class _Figures:
     def take_flow(self, flow: ObservedFlow) -> None:
         labels = (flow.name, flow.target)
         totals = dict(flow.totals)
-        # Counters begin at 0, so that the first batch shows in a rate.
+        # Counters start at 0, so that rates include the first batch.
         if flow.definition is not None and flow.definition.flow_type != "VIEW":
             if flow.rows is not None:
                 totals.setdefault("num_output_rows", 0)
@@ -300,7 +300,7 @@ class _Figures:
         measured = _waiting(flow.lag)
         waiting = waiting | measured if flow.lag_is_newer else measured | waiting
         backlog = flow.backlog
-        # The backlog of the last batch is outdated while brokers do not answer.
+        # The backlog of the last batch is outdated while brokers do not respond.
         newer = flow.lag.sources if flow.lag is not None and flow.lag_is_newer else ()
         for source in newer:
             for part in source.get("partitions") or () if source.get("problem") else ():
@@ -322,7 +322,7 @@ class _Figures:
             self._set("penstock_flow_time_to_loss_seconds", labels, aged.seconds_to_loss)
 
     def _add(self, name: str, labels: Labels, count: float) -> None:
-        """Label values that are equal after truncation share a series."""
+        """Add to a value: label values that are equal after truncation share a series."""
         self._set(name, labels, self._values[name].get(self._key(labels), 0.0) + count)
 
     def _set(self, name: str, labels: Labels, value: float | Histogram) -> None:

@@ -38,7 +38,7 @@ def exposition(update: ObservedUpdate, accept: str = "") -> tuple[bytes, str]:
     from prometheus_client.exposition import choose_encoder
 
     encode, content_type = choose_encoder(accept)
-    # The encoders ask a registry for its metrics only.
+    # The encoders only call `collect`.
     registry: Any = SimpleNamespace(collect=lambda: map(_family, metric_series(update)))
     return encode(registry), content_type
 
@@ -65,7 +65,7 @@ def _family(series: Series) -> "Family":
 
 
 class MetricsEndpoint:
-    """Serves the metrics of an update on `/metrics` until it is closed; port 0 is any free one.
+    """Serves the metrics of an update on `/metrics` until closed; port 0 selects a free port.
 
     On a loopback address only loopback host names are accepted, so that a web page cannot read the
     metrics by DNS rebinding. The response is rendered at most twice a second and at most eight
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The response of a scrape, which is rendered at most every half a second."""
+        """The response to a scrape, rendered at most twice a second."""
         form = "openmetrics" if "openmetrics" in accept else ""
         with self._lock:
             made, body, content_type = self._kept.get(form, (-_FRESH_SECONDS, b"", ""))

@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 def lower_priority() -> None:
-    """Give the current thread the lowest priority, where the system has priorities of threads."""
+    """Give the current thread the lowest priority if the system supports thread priorities."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
@@ -64,8 +64,8 @@ class Retention:
         self._own = own
         self._look_seconds = look_seconds
         self.published: float = math.inf
-        """Segments of this update from this number on, and with 0 earlier updates as well, may have
-        events that are not in the tables of events yet: they are not cleaned up."""
+        """Number of the first segment of this update that may have events that are not in the
+        tables of events yet. Such segments are not cleaned up; 0 includes earlier updates."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
 
@@ -136,7 +136,7 @@ def clean(
             return
         if update.update_id == own:
             continue
-        # Only while all earlier updates are old as well.
+        # An update is deleted only if all earlier ones are old as well.
         is_old = is_old and _modified(update) < oldest
         if is_old:
             with contextlib.suppress(Stopped):
@@ -156,9 +156,9 @@ def roll_up(
 ) -> bool:
     """Replace segments by a roll-up if due, and delete the segments that it replaces.
 
-    `is_over` tells whether the newest segment is complete; set `stop` to end early. Segments
-    from the number `published` on stay. Returns whether segments were replaced; after an `OSError`
-    the log is unchanged.
+    `is_over` means that the newest segment is complete; set `stop` to end early. Segments from the
+    number `published` on are kept. Returns whether segments were replaced; after an `OSError` the
+    log is unchanged.
     """
     segments = update.segments()
     count = due([_size_of(segment) for segment in segments], settings, now=now, is_over=is_over)
@@ -175,7 +175,7 @@ def roll_up(
 
 
 class SegmentSize(NamedTuple):
-    """Size of a segment and time of its last event: they decide whether it is rolled up."""
+    """Size of a segment and time of its last event, which determine whether it is rolled up."""
 
     size: int
     modified: float
@@ -185,11 +185,11 @@ class SegmentSize(NamedTuple):
 def due(
     segments: Sequence[SegmentSize], settings: EventLogSettings, *, now: float, is_over: bool
 ) -> int:
-    """How many of the oldest segments are to be replaced by a roll-up now.
+    """Number of the oldest segments to replace by a roll-up now.
 
-    These are the ones that are too old and, if there are too many, the oldest until half of the
-    maximum is left. An existing roll-up is merged into the next one if that is worth reading it
-    again.
+    These are the segments that are too old and, if the log is too large, the oldest ones until half
+    of the maximum size is left. An existing roll-up is merged into the next one, unless the new
+    segments are too small to justify reading it again.
     """
     first = int(bool(segments) and segments[0].is_roll_up)
     count, end = first, len(segments) - (not is_over)
@@ -201,7 +201,7 @@ def due(
         most = settings.max_progress_mb * MEGABYTE
         size = sum(segment.size for segment in segments[count:])
         if size > most * (1 - 1 / SEGMENTS):
-            # The newest segment always stays; in logs of earlier versions it is the whole log.
+            # The newest segment is always kept; in logs of earlier versions it is the whole log.
             while size > most / 2 and count < len(segments) - 1:
                 size -= segments[count].size
                 count += 1
@@ -281,6 +281,6 @@ def _remove(update: UpdateLog, pace: Pace) -> None:
         draft = path.with_name(f"{path.name}.draft")
         draft.write_text(json.dumps({**kept_batches(update.directory), **batches}), "utf-8")
         draft.replace(path)
-    # The newest segment last: after a kill the remaining files have the age of the update.
+    # The newest segment is deleted last: after a kill, the rest still has the age of the update.
     for segment in update.files:
         segment.path.unlink(missing_ok=True)

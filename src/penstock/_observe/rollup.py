@@ -1,7 +1,8 @@
 """Rolls up many micro-batches into one event with their sums, so that totals stay correct.
 
-Only exact sums are rolled up; `counts_of` and `measured_of` refuse all else. The sums have the
-fields of a single batch; fields that only roll-ups have are below `rolled_up` (docs/event-log.md).
+Only exact sums are rolled up; for other events `counts_of` and `measured_of` return `None`. The
+sums have the fields of a single batch; fields of roll-ups only are below `rolled_up`
+(docs/event-log.md).
 """
 
 import uuid
@@ -95,7 +96,7 @@ class Counts:
     def add(self, recorded: Recorded, body: FlowProgress, *, is_new: bool) -> None:
         """Add the next event of the flow, which may be a roll-up, with its body from `counts_of`.
 
-        `is_new` tells whether it is the first event of this or a later batch.
+        `is_new` means that no event of this or a later batch was recorded before.
         """
         batch_id = recorded.event.origin.batch_id
         assert batch_id is not None
@@ -135,7 +136,7 @@ class Counts:
 
 
 def measured_of(recorded: Recorded) -> RolledUp | None:
-    """The sums that remain of a measurement; `None` if it cannot be read: then it is kept."""
+    """The sums of a measurement; `None` if it has invalid values and must be kept."""
     body, since = recorded.event.body, recorded.line["timestamp"]
     if isinstance(body, LagProgress):
         return RolledUp(since=since)
@@ -165,7 +166,7 @@ def measured_line(last: Recorded, rolled: RolledUp) -> bytes:
 
 
 def merged(before: RolledUp, later: RolledUp) -> RolledUp:
-    """The roll-up of the events of both."""
+    """Merge two consecutive roll-ups."""
     first = before if before.first_table_version is not None else later
     return RolledUp(
         events=before.events + later.events,

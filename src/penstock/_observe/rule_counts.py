@@ -8,7 +8,7 @@ from penstock._observe.events import Event, FlowProgress
 
 
 def rule_counts(event: Event) -> Iterator[dict[str, Any]]:
-    """The records of an event; none unless it reports a batch of a dataset with rules."""
+    """The records of an event; empty unless it reports a batch of a dataset with rules."""
     if not isinstance(event.body, FlowProgress):
         return
     origin, body = event.origin, event.body
@@ -28,10 +28,10 @@ def rule_counts(event: Event) -> Iterator[dict[str, Any]]:
 
 
 def rule_batches(body: FlowProgress) -> int:
-    """The number of batches whose counts of rules the event has."""
+    """The number of batches with rule counts in an event."""
     rolled = body.rolled_up
     if rolled is None:
         return int(bool(body.expectations))
-    if rolled.rule_batches is None:  # written before there was this field
+    if rolled.rule_batches is None:  # written before this field existed
         return rolled.batches if body.expectations else 0
     return rolled.rule_batches

@@ -11,7 +11,7 @@ from penstock._observe.segments import updates
 _DEFINITION = b'"event_type":"dataset_definition"'
 _FLOWS = b'"event_type":"flow_progress"'
 _LOOKED_AT = 50
-"""So many updates are looked at: those that could not start have no definitions."""
+"""Maximum number of updates to read: those that could not start have no definitions."""
 _SHOWN = 10
 _UNIMPORTANT = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
 

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, NamedTuple
 LATEST = "latest"
 
 QUERIED = ".queried"
-"""In the folder of the log: its time is when a query was planned that reads the files later."""
+"""File in the folder of the log, touched when a query is planned that reads the files later."""
 
 STARTED = "%Y%m%dT%H%M%S%fZ"
-"""The time in the name of a file."""
+"""Format of the time in file names."""
 
 _FILE = re.compile(r"([^-]+-.+?)(?:\.(\d{4,})(?:-(\d{4,}))?)?\.jsonl")
 _SEQUENCE = re.compile(rb'"data_plane_id":\{"instance":"([^"]*)","seq_no":(\d+)\}')
@@ -30,7 +30,7 @@ _SEQUENCE_WITHIN = 400
 
 
 class Segment(NamedTuple):
-    """A file with events; `first` and `last` are the segments that a roll-up replaces."""
+    """A file with events: a single segment, or a roll-up of the segments `first` to `last`."""
 
     path: Path
     first: int
@@ -62,7 +62,7 @@ class UpdateLog:
         return replace(self, files=_files(self.directory).get(self.name, ()))
 
     def segments(self, after: int = 0) -> list[Segment]:
-        """Files that together have every event once, in order.
+        """Files that together contain every event exactly once, in order.
 
         `after` is the number of a segment that was already read. If the next one was deleted, the
         first file is a roll-up, which may contain events that were already read.
@@ -104,8 +104,8 @@ class UpdateLog:
     def lines(self, wait: Callable[[], bool] | None = None) -> Iterator[bytes]:
         """The lines of all events, in order.
 
-        `wait` is called at the end and returns whether to look for more lines. Without it the
-        current lines are returned, including a last line without a line break.
+        `wait` is called at the end and returns whether to check for more lines. Without it, only
+        the current lines are returned, including a last line without a line break.
         """
         done, seen, update = 0, dict[bytes, int](), self
         while True:
@@ -137,7 +137,7 @@ class UpdateLog:
 
 
 def _reopened(file: BinaryIO, segment: Segment) -> BinaryIO:
-    """The file of a segment, at the same position: a download replaces it by a longer one."""
+    """The file of a segment at the same position, reopened if a download has replaced it."""
     with contextlib.suppress(FileNotFoundError):  # rolled up; the open file can be read to its end
         if not os.path.samestat(os.fstat(file.fileno()), segment.path.stat()):
             newer = segment.path.open("rb")
@@ -148,7 +148,7 @@ def _reopened(file: BinaryIO, segment: Segment) -> BinaryIO:
 
 
 def updates(directory: Path) -> list[UpdateLog]:
-    """All recorded updates, oldest first; none for a missing folder."""
+    """All recorded updates, oldest first; empty for a missing folder."""
     recorded = []
     for name, files in sorted(_files(directory).items()):
         timestamp, _, update_id = name.partition("-")

@@ -25,7 +25,7 @@ STATE_ORDER = (
     FlowStatus.COMPLETED,
     FlowStatus.EXCLUDED,
 )
-"""A dataset shows the first of these that one of its flows has."""
+"""States by priority: a dataset has the first of these that one of its flows has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class DatasetView:
     """One table, view or sink, with the sums of its flows; `flows` are their names.
 
     `display` is the shortest unique suffix of its name. `rows` of a materialized view are those of
-    the latest refresh; `None` if nothing counts them. `rows_per_second` is of the last batches,
-    `None` when they are old; `lag` is as of the last batch. `dropped` includes quarantined rows;
-    `last_error` may have been followed by a restart. `early_watermark` is one that is ahead of the
-    clock.
+    the latest refresh; `None` if they are not counted. `rows_per_second` is the rate of the last
+    batches, `None` if they are old; `lag` is from the last batch or a later measurement. `dropped`
+    includes quarantined rows; `last_error` may have been followed by a restart. `early_watermark`
+    is a watermark that is ahead of the clock.
     """
 
     name: str
@@ -73,7 +73,7 @@ class DatasetView:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateView:
-    """One update at one time; it lasts from its first event to its end, or to now."""
+    """The state of an update; its duration is from its first event to its end, or to now."""
 
     pipeline_name: str
     update_id: str
@@ -92,7 +92,7 @@ class UpdateView:
 
     @property
     def rows(self) -> int | None:
-        """Written rows; `None` if nothing counts those of any dataset."""
+        """Written rows; `None` if they are not counted for any dataset."""
         return known_sum(dataset.rows for dataset in self.datasets) if self.datasets else 0
 
 
@@ -179,7 +179,7 @@ def rows_discarded(dropped: int, quarantined: int) -> int:
 
 
 def known_sum(values: Iterable[Number | None]) -> Number | None:
-    """The sum of the values that are known; `None` if none is."""
+    """The sum of the values that are not `None`; `None` if there are no such values."""
     known = [value for value in values if value is not None]
     return sum(known[1:], known[0]) if known else None
 

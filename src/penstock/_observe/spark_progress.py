@@ -11,7 +11,7 @@ Progress = Mapping[str, Any]
 
 
 def durations_of(progress: Progress) -> Mapping[str, Any]:
-    """Milliseconds per phase; `triggerExecution` is all of them."""
+    """Milliseconds per phase; `triggerExecution` is the total."""
     return progress.get("durationMs") or {}
 
 
@@ -21,7 +21,7 @@ def timestamp_of(text: Any) -> datetime | None:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        # Milliseconds taken for seconds lead beyond the years of Python.
+        # Milliseconds that were mistaken for seconds exceed the largest year of Python.
         return _LAST if text.startswith("+") else None
 
 
@@ -36,12 +36,12 @@ def ended_at(progress: Progress) -> datetime | None:
 
 
 def event_times(progress: Progress) -> Mapping[str, Any]:
-    """`watermark`, `max` and others, of queries with a watermark; else empty."""
+    """`watermark`, `max` and others of a query with a watermark; otherwise empty."""
     return progress.get("eventTime") or {}
 
 
 def watermark_text(progress: Progress) -> str | None:
-    """The watermark as a string of Spark; `None` before the first."""
+    """The watermark as a string in Spark's format; `None` before the first one."""
     text = event_times(progress).get("watermark")
     return text if isinstance(text, str) and not text.startswith(_NEVER) else None
 
@@ -67,6 +67,6 @@ def operators_of(progress: Progress) -> dict[str, Mapping[str, Any]]:
 
 
 def dropped_by_watermark(progress: Progress) -> dict[str, Any]:
-    """Rows per stateful operator."""
+    """Rows that the watermark dropped, per stateful operator."""
     operators = operators_of(progress).items()
     return {name: each.get("numRowsDroppedByWatermark", 0) for name, each in operators}

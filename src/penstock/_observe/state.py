@@ -41,7 +41,7 @@ from penstock._observe.lag import ages_of, waiting_rows
 from penstock._observe.spark_progress import Progress, dropped_by_watermark, durations_of
 
 ENDED = FINAL_STATUSES | {FlowStatus.IDLE}
-"""Statuses of flows that do not run."""
+"""Statuses of flows that are not running any more."""
 
 RECENT = 20
 """How many progress reports are kept per flow."""
@@ -53,14 +53,14 @@ ROW_COUNTS = {
     **{f"num_{what}_rows": what for what in ("input", "output", "upserted", "deleted")},
     **{f"{what}_records": what for what in ("dropped", "quarantined", "late", "duplicate")},
 }
-"""The fields of `FlowMetrics` that count rows, and what rows."""
+"""The fields of `FlowMetrics` that count rows, with the kind of these rows."""
 
 MATERIALIZED_VIEW = "materialized view"
 _RATE_BATCHES = 5
 _MAX_WARNINGS = 20
 _MAX_CHANGES = 240
 _VIEWS = frozenset({"view", "temporary view"})
-# Not added up over refreshes of a materialized view: each one replaces the rows of the one before.
+# Not added up over refreshes of a materialized view: each one replaces the rows of the previous.
 _REPLACED = (
     *("num_output_rows", "num_upserted_rows"),
     *("quarantined_records", "dropped_records", "late_records"),
@@ -97,16 +97,16 @@ def bucket_of(seconds: float) -> int:
 
 @dataclass
 class ObservedFlow:
-    """One flow.
+    """The state of one flow.
 
-    `status` is what it reported by itself, since `since` with `message`, and `changes` are all of
-    these; `state` includes statuses reported with row counts. `started` and `ended` include errors
-    and restarts; `working_since` is the start of the run, or of the latest refresh. `errors` are
-    counted by condition and whether they were fatal. `batches` are finished micro-batches and
-    refreshes; `totals` sums fields of `FlowMetrics`; `recent` has input rows and milliseconds of
-    the last batches. `progress` is Spark's latest report, `reports` are short forms of the last
-    ones. `lag` is the latest measurement, `aged` the latest with ages. `lost` are rows by topic
-    that the source had deleted before they were read.
+    `status` is the latest status reported without row counts, with `since` and `message`, and
+    `changes` has its changes; `state` includes statuses reported with row counts. `started` and
+    `ended` span all restarts; `working_since` is the start of the run, or of the latest refresh.
+    `errors` are counted by condition and whether they were fatal. `batches` are finished
+    micro-batches and refreshes; `totals` sums fields of `FlowMetrics`; `recent` has input rows and
+    milliseconds of the last batches. `progress` is Spark's latest report, `reports` are short forms
+    of the last ones. `lag` is the latest measurement, `aged` the latest with ages. `lost` counts,
+    by topic, the rows that the source deleted before they were read.
     """
 
     name: str
@@ -145,12 +145,12 @@ class ObservedFlow:
     _replaced: dict[str, int] = field(default_factory=dict)
 
     def count(self, *names: str) -> int:
-        """Sum of some totals; of a materialized view those of its latest refresh."""
+        """Sum of some totals; for a materialized view, those of its latest refresh."""
         return sum(self.totals.get(name, 0) - self._replaced.get(name, 0) for name in names)
 
     @property
     def rows(self) -> int | None:
-        """Written rows; `None` if nothing counts them, such as those of a function sink."""
+        """Written rows; `None` if they are not counted, for example by a function sink."""
         names = ("num_output_rows", "num_upserted_rows")
         is_known = self.batches is None or any(name in self.totals for name in names)
         return self.count(*names) if is_known else None
@@ -223,7 +223,7 @@ class ObservedFlow:
     def measure(self, body: LagProgress) -> None:
         self.lag, self.lag_is_newer = body, True
         rows = waiting_rows(body.sources)
-        # Batches report no backlog of Delta tables, and batches that hang or fail none at all.
+        # Batches report no backlog for Delta tables, and none at all if they hang or fail.
         if rows is not None or any("versions" in source for source in body.sources):
             self.backlog = rows
         if any(ages_of(source) for source in body.sources):
@@ -232,10 +232,11 @@ class ObservedFlow:
 
 @dataclass
 class ObservedDataset:
-    """One table, view or sink.
+    """The state of one table, view or sink.
 
-    `status` is the latest that a flow or the selection reported by itself. `rules` are passed and
-    failed rows by dataset and rule; of a materialized view those of its latest refresh.
+    `status` is the latest status reported without row counts, for a flow or for the dataset.
+    `rules` are passed and failed rows by dataset and rule; for a materialized view, those of its
+    latest refresh.
     """
 
     name: str
@@ -250,7 +251,7 @@ class ObservedDataset:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether it is a view, which has no rows of its own."""
+        """Whether it is a view, which stores no rows."""
         return self.kind in _VIEWS
 
 

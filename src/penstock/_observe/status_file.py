@@ -35,7 +35,7 @@ from penstock._observe.spark_progress import (
 from penstock._observe.state import ObservedFlow, ObservedUpdate
 
 VERSION = 1
-"""Of the JSON form; it changes when a key changes its meaning or goes away."""
+"""Version of the JSON form; increased if a key is removed or changes its meaning."""
 
 
 def status_json(update: ObservedUpdate, now: datetime | None = None) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _lag(flow: ObservedFlow, batches: list[dict[str, Any]]) -> dict[str, Any] | 
     rows = sum(batch["input_rows"] for batch in batches)
     rate = rows / seconds if rows and seconds else None
     newest = timestamp_of(event_times(progress).get("max"))
-    # The backlog of the last batch is outdated if the source has stopped answering since.
+    # The backlog of the last batch is outdated if a source has stopped responding since.
     records = None if problem_of(sources) else flow.backlog
     return {
         "records": records,

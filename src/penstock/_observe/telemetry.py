@@ -31,7 +31,7 @@ _ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
 )
 _TIMEOUT_SECONDS = 5.0
-"""Of an export with the exporter's own retries, if no `OTEL_*` variable says another one."""
+"""Timeout of an export, including the exporter's retries, unless an `OTEL_*` variable sets one."""
 
 _INTERVAL_SECONDS = 60.0
 _GATHER_SECONDS = 5.0
@@ -209,9 +209,9 @@ class Telemetry:
 
 
 class _ExporterLog(logging.Handler):
-    """Keeps the log messages of the exporters: the only place with the reason of a failure.
+    """Keeps the log messages of the exporters, the only source of the reason for a failure.
 
-    They are not printed: the terminal belongs to the update.
+    They are not printed: the terminal shows the update.
     """
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ def _interval() -> float:
 
 
 def _resource(origin: EventOrigin) -> "Resource":
-    """The service: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else the pipeline."""
+    """The service from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, or the pipeline."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     resource = Resource.create()

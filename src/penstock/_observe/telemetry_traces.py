@@ -50,14 +50,14 @@ class _Flow:
     sums: dict[str, int] = field(default_factory=dict)
     written: tuple[int, Attributes] = (-1, {})
     refresh_began: datetime | None = None
-    is_refreshed: bool = False  # by a query of its own each time, in a continuous update
+    is_refreshed: bool = False  # by a separate query each time, in a continuous update
     minute: int = -1
     in_minute: int = 0
     left_out: int = 0
 
 
 class TraceFold:
-    """Returns the spans that an event has ended. Not thread-safe.
+    """Folds events into spans; each call returns the spans that ended. Not thread-safe.
 
     TRACEPARENT and TRACESTATE of `environ` define the parent span of the update.
     """
@@ -154,7 +154,7 @@ class TraceFold:
         flow.span.set_attribute("penstock.status", status.value)
         is_end = status in FINAL_STATUSES
         if flow.is_refreshed and status is FlowStatus.COMPLETED:
-            is_end = False  # of this refresh, not of the flow
+            is_end = False  # the end of the refresh, not of the flow
         if event.error is not None:
             if is_end and event.error.fatal:
                 _fail(flow.span, event.error, event.timestamp)

@@ -11,9 +11,9 @@ from typing import Any
 
 TIMEOUT_SECONDS = 10.0
 PAUSES_SECONDS = (1.0, 4.0)
-"""Between tries."""
+"""Pauses before retries."""
 SLACK_TEXT = 2900
-"""Characters of a section of a message."""
+"""Maximum number of characters in a section of a message."""
 _TEMPORARY = (408, 425, 429)
 
 

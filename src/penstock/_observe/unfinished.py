@@ -17,7 +17,7 @@ from penstock._observe.log import last_progress
 from penstock._observe.segments import UpdateLog, updates
 
 PROCESS_GONE = "PROCESS_GONE"
-"""Condition of such an update."""
+"""Error condition of an update whose process has ended without a final state."""
 
 
 def has_ended(progress: Event | None) -> bool:
@@ -29,7 +29,7 @@ def has_ended(progress: Event | None) -> bool:
 def end_unfinished(directory: Path, own: str = "") -> None:
     """Record updates whose process has died as FAILED.
 
-    The caller must hold the lease of the pipeline, so none of them can still run except its `own`.
+    The caller must hold the lease of the pipeline, so that only its `own` update can be running.
     Updates before the newest finished one were handled by an earlier start.
     """
     for update in reversed(updates(directory)):
