@@ -20,7 +20,7 @@ Outline = Mapping[str, Any]
 
 
 def differences(before: Outline, after: Outline) -> dict[str, Any]:
-    """Compares two updates by `UpdateModel.outline()`; changed definitions are first.
+    """Compare two updates by `UpdateModel.outline()`; changed definitions are first.
 
     Datasets and flows have `change`, `facts`, `columns`, `rules`, `lineage` (columns with changed
     inputs) and `numbers`, each with the values before and after.
@@ -32,7 +32,7 @@ def differences(before: Outline, after: Outline) -> dict[str, Any]:
             [
                 (name, name.replace("_", " "))
                 for name in (*before["head"]["properties"], *after["head"]["properties"])
-                # Each update has its own.
+                # Differs in each update.
                 if name != "spark_log"
             ],
         ),
@@ -67,7 +67,7 @@ def _paired(
 
 
 def _dataset(before: Outline, after: Outline) -> dict[str, Any]:
-    # Without the line: it moves whenever something above it does.
+    # Without the line number, which changes with any code above it.
     old, new = (
         {**side, "file": side["declared_at"].rpartition(":")[0]} for side in (before, after)
     )
@@ -129,7 +129,7 @@ def _rule_texts(dataset: Outline) -> dict[str, str]:
 
 
 def _other_lineage(before: Any, after: Any) -> list[str]:
-    """Columns of both with changed inputs; empty if the lineage of one is not known."""
+    """Columns of both updates with changed inputs; empty if one has no lineage."""
     if before is None or after is None:
         return []
     old, new = before["columns"], after["columns"]

@@ -86,7 +86,7 @@ def add_stored(app: FastAPI, recording_of: Callable[[str], Recording]) -> None:
 def _stored(
     recording: Recording, names: Sequence[str] = ()
 ) -> tuple[Tables | None, dict[str, str | None]]:
-    """Its tables; 404 unless `names` are among them, so that only known names are used."""
+    """The tables of a pipeline and their paths; status 404 unless all `names` are among them."""
     recorded = recording.defined()
     paths: dict[str, str | None] = {}
     if recorded is not None:
@@ -98,7 +98,7 @@ def _stored(
 
 
 def _answer(tables: Tables | None, ask: Callable[[Tables], dict[str, Any]]) -> Response:
-    """The result of `ask`, or the problem with a message for the page if it fails."""
+    """A response with the result of `ask` or, if it fails, with a message for the page."""
     if tables is None:
         body: dict[str, Any] = {"problem": _NO_ROWS}
     else:
@@ -144,7 +144,7 @@ class Replay(_Strict):
 
 
 def add_acting(app: FastAPI, recording_of: Callable[[str], Recording], *, allowed: bool) -> None:
-    """Add the endpoints; unless `allowed`, only the one that reports so."""
+    """Add the endpoints; unless `allowed`, only the one that reports that they are disabled."""
 
     @app.get("/api/pipelines/{key}/control")
     def show_control(key: str) -> Response:

@@ -74,7 +74,7 @@ class Guard:
         await answer(scope, receive, with_headers)
 
     def _answer(self, scope: Scope, headers: dict[str, str]) -> PlainTextResponse | None:
-        """The response to a request that does not reach the dashboard."""
+        """The response to a request that is not passed to the dashboard; otherwise `None`."""
         if refusal := self._refusal(scope, headers):
             status, text = refusal
             return PlainTextResponse(text, status)
@@ -97,7 +97,7 @@ class Guard:
         is_action = self._acts and scope["method"] == "POST" and scope["path"].startswith("/api/")
         if scope["method"] not in ("GET", "HEAD") and not is_action:
             return 405, "the dashboard only reads"
-        # A replay names the rows that were marked.
+        # The body of a replay lists the selected rows.
         longest = _MAX_MARKED if scope["path"].endswith("/replay") else _MAX_BODY
         if not _has_length(headers, longest if is_action else 0):
             return 413, "the body is too long"
@@ -132,7 +132,7 @@ class Guard:
 
 
 def cookie_name(scope: Scope) -> str:
-    """Of this server: another dashboard on the host has another port."""
+    """The name of the cookie, with the port: other dashboards on the host use other ports."""
     server = scope.get("server")
     return f"{COOKIE}_{server[1]}" if server else COOKIE
 
@@ -144,7 +144,7 @@ def _has_length(headers: dict[str, str], most: int) -> bool:
 
 
 def _no_action(headers: dict[str, str], right: set[str]) -> str | None:
-    """Why a request with the token may not act; `None` if it may."""
+    """Why a request with the token may not perform actions; `None` if it may."""
     if headers.get(CONTROL_HEADER) != "1":
         return f"actions require the header {CONTROL_HEADER}"
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -160,8 +160,8 @@ def _given_tokens(scope: Scope, headers: dict[str, str]) -> dict[str, str]:
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value:
         tokens["bearer"] = value.strip()
-    # By hand: a browser sends the cookies of all ports of a host, and what others keep in theirs
-    # (JSON, say) ends the reading of Python's parser.
+    # Without Python's parser, which stops at invalid cookies (for example JSON): a browser sends
+    # the cookies of all ports of a host.
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
         if name == cookie_name(scope):

@@ -51,7 +51,7 @@ def whole_update(recording: Recording, update: str) -> dict[str, Any] | None:
 
 
 def with_interrupted(items: list[dict[str, Any]], *, is_gone: bool) -> list[dict[str, Any]]:
-    """Cards or flows; of an interrupted update, those that were at work are interrupted."""
+    """Cards or flows; the active ones of an interrupted update become `INTERRUPTED`."""
     if not is_gone:
         return items
     return [item | {"state": INTERRUPTED} if item["state"] in _AT_WORK else item for item in items]
@@ -62,8 +62,8 @@ class _Shown:
     """State of an update at one time. Immutable, so that a message is consistent.
 
     `version` increases with each change, `structure` changes with the set of datasets or flows.
-    `stamps` are the version of the last change of each part, and the part; from `whole_at` on
-    incremental changes suffice. `encoded` is used by the event loop only.
+    `stamps` has each part with the version of its last change; watchers that have version
+    `whole_at` or later receive only changes. `encoded` is used by the event loop only.
     """
 
     version: int = 0
@@ -91,7 +91,7 @@ class _Shown:
 
 @dataclass
 class _Topic:
-    """One update of one pipeline that someone watches; all but `look` is the event loop's."""
+    """A watched update of a pipeline; used by the event loop only, except for `look`."""
 
     recording: Recording
     update: str
@@ -102,13 +102,13 @@ class _Topic:
     task: asyncio.Task[None] | None = None
 
     def look(self) -> _Shown:
-        """What there is now; runs in a thread, one look at a time, and changes nothing here."""
+        """The current state; called on another thread, never concurrently; does not modify self."""
         shown = self.shown
         recorded = self.recording.recorded(self.update)
         if recorded is None:
             return shown
         seen = (recorded.log.update_id, recorded.version)
-        # Now and then also without events: rates become outdated.
+        # Updated occasionally without new events as well, because rates become outdated.
         if seen == shown.seen and self.beats % _IDLE_BEATS:
             return shown
         body = whole_update(self.recording, recorded.log.update_id)
@@ -149,7 +149,7 @@ class Hub:
     async def close(self) -> None:
         """End all streams, so that the server can end."""
         self._closed = True
-        # A watcher that ends removes its topic meanwhile.
+        # A copy, because the last watcher of a topic removes it.
         for topic in list(self._topics.values()):
             async with topic.wake:
                 topic.wake.notify_all()
@@ -157,7 +157,7 @@ class Hub:
     async def watch(self, recording: Recording, update: str = LATEST) -> AsyncIterator[bytes]:
         """Server-sent events of an update, from its current state on, until the reader disconnects.
 
-        If it is not recorded, or no longer, there is a single `missing` event.
+        If the update is not recorded (any longer), there is a single `missing` event.
         """
         if not await asyncio.to_thread(recording.has, update):
             yield _event("missing", {})
@@ -199,14 +199,14 @@ class Hub:
             try:
                 topic.shown = await asyncio.to_thread(topic.look)
             except Exception:
-                # The log may become readable later: the page continues then.
+                # The log may become readable later.
                 if not has_failed:
                     _logger.warning("an event log cannot be read now", exc_info=True)
                 has_failed = True
                 await asyncio.sleep(_LONGEST_BEAT_SECONDS)
                 continue
             has_failed = False
-            # At once if more of a long log is left to read.
+            # The shortest pause if more of a long log is left to read.
             is_behind = topic.shown.body.get("read_percent") is not None
             took = 0.0 if is_behind else time.monotonic() - began
             if topic.shown.version != before.version:

@@ -46,7 +46,7 @@ _UNKNOWN = (
     *("watermark_delay_seconds", "table_version", "error"),
 )
 NO_ANSWER = "NO_ANSWER"
-"""Of a card: it runs, but a source of it does not respond."""
+"""State of a card that runs although one of its sources does not respond."""
 
 
 class UpdateModel:
@@ -66,7 +66,7 @@ class UpdateModel:
             self._update(event)
             self._fold(event)
         except (LookupError, ValueError, TypeError, AttributeError):
-            # Written by another version, or by hand: the rest of the log is still shown.
+            # The event may be from another version or edited; the rest of the log is still shown.
             return
 
     def _fold(self, event: Event) -> None:
@@ -183,7 +183,7 @@ class UpdateModel:
         }
 
     def outline(self) -> dict[str, Any]:
-        """All of the update for a comparison: its head, datasets and sinks, and flows."""
+        """The update for a comparison: its head, datasets and sinks, and flows."""
         datasets = []
         for card in self.cards():
             name = card["id"]
@@ -251,7 +251,7 @@ class UpdateModel:
             for progress in known
             if progress["watermark_delay_seconds"] is not None
         ]
-        # What was measured beside the batches is newer than what the last batch saw.
+        # Separate measurements are newer than the backlog that the last batch reported.
         lag = known_sum(progress["waiting_rows"] for progress in known) if known else dataset.lag
         problem = next((progress["problem"] for progress in known if progress["problem"]), None)
         if dataset.state is not FlowStatus.RUNNING:
@@ -283,7 +283,7 @@ class UpdateModel:
 
 
 def _bare_card(name: str, display: str, kind: str) -> dict[str, Any]:
-    """The card of something that has no rows of its own."""
+    """The card of a view or an external source, which have no row counts."""
     counts = dict.fromkeys(("rows", "quarantined", "dropped", "failed_checks"), 0)
     names = {"id": name, "name": display, "kind": kind, "state": ""}
     return {**names, **counts, **dict.fromkeys(_UNKNOWN)}

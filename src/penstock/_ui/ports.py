@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-# `file`, `line`, `text`, `is_cut` of a declaration as it is now; `None` if unknown. Thread-safe;
+# The current `file`, `line`, `text` and `is_cut` of a declaration; `None` if unknown. Thread-safe;
 # results are bounded and contain no secrets.
 CodeOf = Callable[[str], dict[str, Any] | None]
 
@@ -40,7 +40,7 @@ class Control(Protocol):
     """Actions on a pipeline. Thread-safe; raises `SetupError` if refused."""
 
     def state(self) -> dict[str, Any]:
-        """What runs, and the results of what was started here; without secrets."""
+        """The running command and the results of the actions started here, without secrets."""
 
     def start(
         self,
@@ -52,7 +52,7 @@ class Control(Protocol):
         """Start an update."""
 
     def stop(self, *, now: bool = False) -> None:
-        """Stop after the batches in flight; `now`: interrupt them, after an earlier request."""
+        """Stop after the batches in flight; `now` interrupts them, after an earlier request."""
 
     def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
         """Replay the quarantine of a dataset: all rows, or those with these ids and rules."""

@@ -37,7 +37,7 @@ class Recorded:
         self.log = log
         self.model = UpdateModel()
         self.version = 0
-        # The segments that are not read yet, the first one from the offset on.
+        # Segments that are not read yet; `_offset` is the position in the first one.
         self._segments: list[Segment] = []
         self._finished = self._offset = 0
         self._read = self._left = 0
@@ -50,9 +50,9 @@ class Recorded:
         return 100 * self._read // (self._read + self._left)
 
     def refresh(self) -> bool:
-        """Read what was added; whether there was anything. An incomplete last line is read later.
+        """Read new events; returns whether there were any. An incomplete last line is read later.
 
-        Of a long log only a part is read at a time, so that others are served in between.
+        Only a part of a long log is read at a time, so that other requests can be served.
         """
         model, folded = self.model, self.model.folded
         with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ class Recorded:
             return
         first = self._segments[0]
         if [first] != current if self._offset else first.first <= self._finished:
-            # A roll-up stands for events that the model knows and for some that it does not.
+            # A roll-up replaces events that are in the model and events that are not.
             structure = self.model.structure
             self.model = UpdateModel()
             self.model.structure = structure + 1
@@ -154,9 +154,10 @@ class WatchedLog:
 
 @dataclass(eq=False, kw_only=True)
 class Recording(WatchedLog):
-    """The event log of one pipeline. Any thread may call; one at a time is served.
+    """The event log of one pipeline. Thread-safe; calls are serialized.
 
-    `key` names the pipeline in URLs. Commands such as backfills are not listed, but have ids.
+    `key` identifies the pipeline in URLs. Commands such as backfills are not listed, but can be
+    read by their id.
     """
 
     key: str
@@ -178,7 +179,7 @@ class Recording(WatchedLog):
             return self._logs[-1].update_id if self._logs else None
 
     def has(self, update: str) -> bool:
-        """Whether there is an update with this id; `latest` may begin later."""
+        """Whether there is an update with this id; always true for `latest`."""
         with self.lock:
             self._list()
             return update == LATEST or update in self._by_id
@@ -208,7 +209,7 @@ class Recording(WatchedLog):
             return recorded
 
     def defined(self) -> Recorded | None:
-        """The newest update with definitions of datasets: one that fails early has none."""
+        """The newest update with definitions of datasets; updates that fail early have none."""
         with self.lock:
             self._list()
             newest = (self.recorded(log.update_id) for log in self._logs[: -_MAX_MODELS - 1 : -1])
@@ -237,7 +238,7 @@ class Recording(WatchedLog):
         return replace(summary, failed_flows=failed_flows(self.directory, summary.update_id))
 
     def _is_gone(self, update: str) -> bool:
-        """Whether a later update has begun, or the process, if of this machine, is gone."""
+        """Whether a later update has begun, or the process ran on this machine and is gone."""
         if self._last != update:
             return True
         writer = writer_of(self.directory)
@@ -263,7 +264,7 @@ class Recording(WatchedLog):
             self._logs, self._by_id, self._last, self._listed = [], {}, None, None
             return
         self._logs = [log for log in logs if log.name in self._updates or not is_command(log)]
-        # The first event of the last one may not be written yet.
+        # Without the last log: its first event may not be written yet.
         self._updates = {log.name for log in self._logs if log is not logs[-1]}
         self._by_id = {log.update_id: log for log in logs}
         self._last = logs[-1].update_id if logs else None
@@ -284,7 +285,7 @@ class Recording(WatchedLog):
 
 
 def _summary_of(log: UpdateLog) -> UpdateSummary:
-    """From the first events of a log and its last ones, however long it is."""
+    """The summary of an update, from the first and last events of its log only."""
     update = ObservedUpdate()
     for event in _ends_of(log):
         # As in `UpdateModel.fold`.

@@ -21,7 +21,7 @@ class Point:
     """One micro-batch, or several consecutive ones merged.
 
     `at` is the end of the last batch, in milliseconds since the epoch, and `lag` the backlog after
-    it. A refresh reports no rows that it read: they are those that it wrote.
+    it. A refresh does not report the rows that it read; `rows_in` are the rows that it wrote.
     """
 
     at: int
@@ -53,9 +53,9 @@ class Point:
 class Series:
     """The points of one dataset.
 
-    When there are too many, neighbours are merged to points of about the same number of batches:
-    sums stay exact, the resolution in time decreases. The two events of a micro-batch, of its
-    commit and of its query, share one point.
+    If there are too many, neighbours are merged into points of about the same number of batches:
+    sums stay exact, the resolution in time decreases. The two events of a micro-batch, from its
+    commit and from its query, share one point.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Series:
         }
 
     def _join(self) -> None:
-        # The newest points stay as they are: the second event of their batch may still come.
+        # The newest points are not merged: the second event of their batch may still arrive.
         old, new = self._points[:-_MAX_RECENT], self._points[-_MAX_RECENT:]
         most, batches = 1, sum(point.batches for point in old)
         while batches / most > _MAX_JOINED:

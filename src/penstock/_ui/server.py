@@ -38,8 +38,7 @@ class Asset:
 def load_assets() -> dict[str, Asset]:
     """All files of the bundle by name.
 
-    A request looks its name up here and nowhere else, so no path of a request ever reaches the file
-    system.
+    Requests are served from this mapping only, so that their paths never reach the file system.
     """
     assets = {}
     for path in sorted(STATIC.iterdir()):
@@ -69,7 +68,7 @@ def build_app(
     hub: Hub | None = None,
     acts: bool = False,
 ) -> Guard:
-    """The dashboard over some pipelines, behind its guard; the caller closes `hub` at the end."""
+    """The dashboard of some pipelines, behind its guard; the caller closes `hub` at the end."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     pipelines = {recording.key: recording for recording in recordings}
     assets = load_assets()
@@ -143,7 +142,7 @@ def build_app(
             with recording.lock:
                 outlines.append(recorded.model.outline())
         if read_percent is not None:
-            # What is not read yet would look like a difference: the page asks again.
+            # Unread events would appear as differences; the page repeats the request.
             return json_response({"read_percent": read_percent})
         heads = {"before": outlines[0]["head"], "after": outlines[1]["head"]}
         return json_response({**heads, **differences(*outlines)})

@@ -23,7 +23,7 @@ _IDLE_SECONDS = 10.0
 
 
 def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
-    """Each event log under a key of its own that can stand in an address."""
+    """One recording per event log, each with a unique key for URLs."""
     recordings: list[Recording] = []
     seen: set[str] = set()
     for log in logs:
@@ -37,7 +37,7 @@ def recordings_of(logs: Sequence[WatchedLog]) -> list[Recording]:
 
 
 def listen(host: str, port: int, *, or_any: bool = False) -> socket.socket:
-    """A listening socket on a port, or any free one if it is 0 or, with `or_any`, taken."""
+    """A listening socket; on any free port if `port` is 0 or, with `or_any`, cannot be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
