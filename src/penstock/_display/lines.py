@@ -46,7 +46,7 @@ class _Flow:
 class LinePrinter:
     """Subscriber that prints one line when a flow starts, ends, fails or makes progress.
 
-    The progress of a flow is shown at most every ten seconds, counted by the events themselves.
+    The progress of a flow is shown at most every ten seconds, by the timestamps of the events.
     `update` must be subscribed before; with `quiet` only errors are printed.
     """
 
@@ -72,7 +72,7 @@ class LinePrinter:
 
     def _general(self, event: Event) -> None:
         if event.level is Level.ERROR:
-            # The end of the update is in the final line too.
+            # The error of the update is also in the final line.
             is_error = not isinstance(event.body, UpdateProgress)
             self._print(event, f"ERROR {event.message}", is_error=is_error)
         elif event.level is Level.WARN:
@@ -106,7 +106,7 @@ class LinePrinter:
 
     def _ended(self, event: Event, flow: _Flow, status: FlowStatus, head: str) -> None:
         if status in (FlowStatus.COMPLETED, FlowStatus.IDLE) and flow.started is None:
-            # One more look of a continuous update at its view, not an end.
+            # A repeated refresh of a view in a continuous update, not the end of the flow.
             if status is FlowStatus.COMPLETED and flow.is_due(event.timestamp):
                 flow.shown = event.timestamp
                 text = _figures(self._update.flow(event.origin.flow_name))

@@ -38,7 +38,7 @@ _UPDATE_STYLES = {
 def live_view(view: UpdateView, *, width: int, height: int, note: str = "") -> RenderableType:
     """The running update: a head line, rows of datasets, errors, the newest warnings, and a `note`.
 
-    Where not all datasets fit, those that failed or run are shown, and the others are counted.
+    If not all datasets fit, those that failed or run are shown, and the others are counted.
     """
     datasets = view.datasets
     urgent = sorted(datasets, key=lambda dataset: STATE_ORDER.index(dataset.state))
@@ -113,7 +113,7 @@ def _head(view: UpdateView) -> Text:
 
 def _table(columns: tuple[str, ...], rows: list[tuple[Text, ...]], *, width: int) -> Table:
     """A table of at most `width` columns: long names are truncated, figures never."""
-    # All widths are given: where columns do not fit, Rich would cut figures before names.
+    # All widths are set: if columns do not fit, Rich would truncate figures before names.
     is_wide = width >= WIDE
     gap = 2 if is_wide else 1
     figures = {name: max(len(name), _WIDTHS[name]) for name in columns[1:]}

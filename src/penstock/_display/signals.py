@@ -11,11 +11,11 @@ from typing import Protocol, Self
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SAME_REQUEST_SECONDS = 1.0
-"""Signals that come within this time are one request."""
+"""Signals within this time count as one request."""
 
 
 class Stoppable(Protocol):
-    """A running update, as far as signals are concerned."""
+    """A running update that signals can stop."""
 
     def request_stop(self) -> None:
         """First call: end after the batches in flight. Second call: interrupt. Signal-safe."""
@@ -24,8 +24,8 @@ class Stoppable(Protocol):
 class StopSignals:
     """Turns signals into requests to stop, between `__enter__` and `__exit__`.
 
-    Signals that come within a second are one request: `timeout`, `uv run` and the like pass on a
-    signal that the terminal has sent to the whole process group already. Before `bind` there is
+    Signals within a second count as one request: `timeout`, `uv run` and similar commands forward a
+    signal that the terminal has already sent to the whole process group. Before `bind` there is
     nothing to stop gracefully: a signal raises `KeyboardInterrupt`, and the end of Spark's JVM is
     not interrupted by the same request. A signal that is ignored on entry (SIGHUP below `nohup`)
     stays ignored. Does nothing on a thread that is not the main one: Python delivers signals only
@@ -40,7 +40,7 @@ class StopSignals:
         self._before: dict[signal.Signals, object] = {}
 
     def bind(self, running: Stoppable | None) -> None:
-        """Make signals stop this update; `None` if none is running. Any thread."""
+        """Make signals stop this update; `None` if none is running. For any thread."""
         self._running, self._last = running, -math.inf
 
     def __enter__(self) -> Self:
@@ -52,12 +52,12 @@ class StopSignals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # None: not installed from Python, so it cannot come back.
+            # None: the handler was not installed from Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         self._before.clear()
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        # No output here: the interrupted thread may be in the middle of writing some.
+        # No output here: the interrupted thread may be writing to the same stream.
         now = self._monotonic()
         if now - self._last < SAME_REQUEST_SECONDS:
             return

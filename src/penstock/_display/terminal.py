@@ -18,7 +18,7 @@ _PLAIN_WIDTH = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Terminal:
-    """The abilities of an output stream; `is_live`: the cursor can be moved for a reader."""
+    """The abilities of an output stream; `is_live` means that lines can be redrawn."""
 
     is_live: bool
     has_colour: bool
@@ -62,7 +62,7 @@ def console(terminal: Terminal, stream: TextIO | None = None) -> "Console":
 
 
 class Output:
-    """Lines to a stream that is flushed after each; silent once its reader is gone.
+    """Writes lines to a stream and flushes each one; ignores lines once the reader is gone.
 
     An update continues when its progress is no longer read.
     """
@@ -72,7 +72,7 @@ class Output:
         self._is_broken = False
 
     def line(self, text: str, *, is_masked: bool = False) -> None:
-        """Write one line, replacing what the encoding lacks; `is_masked` JSON has no secrets."""
+        """Write one line, replacing unencodable characters; `is_masked` JSON has no secrets."""
         if self._is_broken:
             return
         stream = self._stream if self._stream is not None else sys.stdout

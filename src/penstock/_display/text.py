@@ -1,4 +1,4 @@
-"""Figures and durations as people read them; every width here is bounded."""
+"""Formats figures and durations for people; all widths are bounded."""
 
 import re
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Text with control characters as escapes: data must not control the terminal."""
+    """A string with control characters escaped, so that data cannot control the terminal."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
