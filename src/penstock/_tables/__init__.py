@@ -1,1 +1,1 @@
-"""Who touches Delta: storage layout, exactly-once writer, quarantine."""
+"""Access to Delta tables: storage layout, exactly-once writers, readers, quarantine."""

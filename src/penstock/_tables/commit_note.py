@@ -1,8 +1,8 @@
 """The newest commit of a flow in each of its tables, recorded in the flow's checkpoint.
 
 A checkpoint does not record the versions of its batches, and batches without rows have none. So
-versions that a table lost since would be taken for batches without rows. The note is written after
-the last commit of a batch: it is never ahead of the tables.
+lost versions of a table could not be distinguished from batches without rows. The note is written
+after the last commit of a batch: it is never ahead of the tables.
 """
 
 import json
@@ -28,7 +28,7 @@ class NotedCommit:
 
 
 def commits_of(text: str | None) -> dict[str, NotedCommit]:
-    """The commits in a note, by role of the table; empty without a readable note."""
+    """The commits in a note, by role of the table; empty if there is no readable note."""
     try:
         content = json.loads(text or "{}")
         if content.get("format") != _FORMAT:

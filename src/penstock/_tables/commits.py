@@ -8,7 +8,7 @@ from typing import Any
 
 _FORMAT = 1
 _ACTION = re.compile(r'\s*\{\s*"(\w+)"')  # other writers may add spaces
-# Keys of counts that are left out when they are 0.
+# Counts that are omitted from the record when they are 0, with their keys.
 _OPTIONAL = {"rows_deleted": "deleted", "rows_late": "late", "rows_duplicate": "duplicate"}
 
 
@@ -25,7 +25,7 @@ class CommitResult:
     flow: str
     app_id: str  # application id of the flow's transactions
     batch_id: int | None  # None for a batch query
-    version: int | None  # of the target table; None for a batch without rows
+    version: int | None  # version of the target table; None for a batch without rows
     quarantine_version: int | None = None
     replayed: bool = False  # committed before, and only evaluated this time
     rows_written: int = 0  # of a CDC flow: the applied upserts
@@ -35,7 +35,7 @@ class CommitResult:
     rows_late: int = 0  # behind the watermark; those kept count as quarantined, too
     rows_duplicate: int = 0  # with a key of an existing row (deduplicate_by)
     rules: Mapping[str, RuleCounts] = field(default_factory=dict)  # over all rows of the batch
-    fingerprint: str | None = None  # of a materialized view's query
+    fingerprint: str | None = None  # fingerprint of a materialized view's query
     timestamp_ms: int | None = None  # None before it is read back
 
     def to_metadata(self) -> str:
@@ -60,9 +60,9 @@ class CommitResult:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text, such as JSON actions or log entries.
+    """The lines of a string, such as JSON actions or log entries.
 
-    `str.splitlines` would also split at U+0085, U+2028 and U+2029, which strings in JSON may have.
+    `str.splitlines` would also split at U+0085, U+2028 and U+2029, which JSON strings may contain.
     """
     lines = text.split("\n")
     return lines if lines[-1] else lines[:-1]

@@ -1,6 +1,6 @@
 """The bridge to Delta's classes in the JVM: snapshots, transactions, actions, the log.
 
-Actions cross as JSON, Delta's own format: one call for a list of files instead of one per field.
+Actions are passed as JSON, Delta's own format: one call per list of files instead of one per field.
 """
 
 import json
@@ -20,7 +20,7 @@ from penstock._tables.jvm import dataframe, iterate
 
 @dataclass(frozen=True, kw_only=True)
 class TableMetadata:
-    """Delta's `metaData` action of a version: as JSON, and as an object of Delta's."""
+    """Delta's `metaData` action of a version: as JSON, and as a JVM object."""
 
     content: Mapping[str, Any]
     jvm: Any
@@ -113,13 +113,13 @@ class DeltaJvm:
         return int(self.snapshot(path).version())
 
     def query_changes(self, df: DataFrame, since: Mapping[str, str]) -> Any:
-        """Penstock's `QueryChanges`: how the result changed since versions of its tables."""
+        """Penstock's `QueryChanges`: the changes of the result since given table versions."""
         return self.own.QueryChanges(df._jdf, dict(since))
 
     def pinned(self, df: DataFrame) -> DataFrame:
-        """The query on the versions of its Delta tables as of its analysis.
+        """The query, pinned to the versions of its Delta tables at its analysis.
 
-        Otherwise it reads the newest versions at its start.
+        Otherwise, it reads the versions that are the newest when it starts.
         """
         if not self.has_own_classes:
             return df
@@ -128,9 +128,9 @@ class DeltaJvm:
     def begin(self, path: str, *, writes: bool = False) -> Any:
         """A transaction on the newest version, to be committed on this thread.
 
-        `writes`: Penstock's `WriteTransaction`.
+        With `writes`, it is Penstock's `WriteTransaction`.
         """
-        # Delta reads the checkpoint of a version when it is needed first, which may be in the
+        # Delta reads the checkpoint of a version when it is first needed, which may be in the
         # commit, and fails on threads without an active session (DELTA_SPARK_SESSION_NOT_SET).
         sessions = self.jvm.org.apache.spark.sql.classic.SparkSession
         if not sessions.getActiveSession().isDefined():
@@ -140,10 +140,11 @@ class DeltaJvm:
         return self.log(path).startTransaction(self.none, self.none)
 
     def commit(self, transaction: Any, actions: Sequence[Any], operation: Any) -> int:
-        """Commit, and compact the table if it has `delta.autoOptimize.autoCompact`; the version.
+        """Commit, and compact the table if it has `delta.autoOptimize.autoCompact`.
 
-        A checkpoint that is due is written on another thread; see `await_checkpoints`.
-        Delta registers its compaction in `writeFiles`, which not every transaction has called.
+        Returns the new version. A checkpoint that is due is written on another thread; see
+        `await_checkpoints`. Delta registers auto compaction in `writeFiles`, which not every
+        transaction calls.
         """
         transaction.registerPostCommitHook(self._auto_compact)
         if self.has_own_classes:
@@ -151,7 +152,7 @@ class DeltaJvm:
         return int(transaction.commit(self.seq(actions), operation))
 
     def restore(self, path: str, version: int) -> bool:
-        """Commit an earlier version of a table again; `False` if only Delta's command can."""
+        """Restore an earlier version of a table; `False` if only Delta's RESTORE can do so."""
         if not self.has_own_classes:
             return False
         transaction = self.begin(path, writes=True)
@@ -198,7 +199,7 @@ class DeltaJvm:
         return [self.action({"add": content}) for content in contents]
 
     def write_files(self, transaction: Any, rows: DataFrame) -> list[Any]:
-        """Write rows as data files; `AddFile` actions for the commit of the transaction."""
+        """Write rows as data files; returns `AddFile` actions for the commit of the transaction."""
         return list(iterate(transaction.writeFiles(rows._jdf)))
 
     def read_files(
@@ -261,7 +262,7 @@ class DeltaJvm:
         return self._write(mode, none, predicate, record, none, schema, none, none, none)
 
     def optimize_operation(self, transaction: Any, metrics: Mapping[str, int]) -> Any:
-        """OPTIMIZE, with its metrics in the history; needs Penstock's Java classes."""
+        """OPTIMIZE, with its metrics for the history; requires Penstock's Java classes."""
         self.own.WriteTransaction.measure(transaction, dict(metrics))
         nothing = self.seq([])
         return self._optimize(nothing, nothing, False, self.none, False)
@@ -295,7 +296,7 @@ class DeltaJvm:
         analyzer = session.sessionState().analyzer()
         analyzed = analyzer.execute(delete)
         analyzer.checkAnalysis(analyzed)
-        # Optimized as a command would be: Delta cannot evaluate BETWEEN as it is.
+        # Optimized like a command: Delta cannot evaluate BETWEEN in an unoptimized plan.
         command = session.sessionState().optimizer().execute(analyzed)
         deletion = command.performDelete(session, log, transaction)
         deleted = command.metrics().apply("numDeletedRows").value()
@@ -308,7 +309,7 @@ class DeltaJvm:
         return actions, int(deleted)
 
     def validated_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Properties with `delta.*` keys in Delta's own spelling; raises what Delta raises."""
+        """Properties with `delta.*` keys in Delta's own spelling; raises Delta's errors."""
         configs = self.jvm.org.apache.spark.sql.delta.DeltaConfigs
         checked = configs.validateConfigurations(self._scala_map(properties))
         return dict(self._convert.asJava(checked))
@@ -346,7 +347,7 @@ class DeltaJvm:
         return lines_of(str(self.jvm.java.lang.String.join("\n", self._convert.asJava(lines))))
 
     def commit_info(self, path: str, version: int) -> dict[str, Any] | None:
-        """The `commitInfo` of one commit; empty if it has none, `None` without a file."""
+        """The `commitInfo` of one commit; empty if it has none, `None` if there is no file."""
         lines = self.commit_lines(path, version)
         if lines is None:
             return None

@@ -21,7 +21,7 @@ def commit_file(version: int) -> str:
 
 
 def commit_lines(table: Path, version: int) -> list[str] | None:
-    """The lines of a commit of a local table; `None` without a file."""
+    """The lines of a commit of a local table; `None` if there is no file."""
     try:
         file = table / "_delta_log" / commit_file(version)
         return lines_of(file.read_text(encoding="utf-8", errors="replace"))
@@ -38,7 +38,7 @@ def hadoop_path(spark: Any, uri: str) -> tuple[Any, Any]:
 def if_exists(read: Callable[[], T]) -> T | None:
     """The result of a read through Hadoop; `None` if the file or the folder does not exist.
 
-    Asking first would take one to three more requests to an object store.
+    Checking for existence first would take one to three more requests to an object store.
     """
     try:
         return read()
@@ -112,7 +112,7 @@ class StorageFiles:
             return
         system, remote = hadoop_path(self._spark, uri)
         self._check_lease()
-        # By default s3a lists first whether it is a folder.
+        # By default, s3a first lists the path to find out whether it is a folder.
         file = system.createFile(remote).overwrite(True).recursive()
         stream = file.opt("fs.s3a.create.performance", True).build()
         try:
@@ -127,13 +127,13 @@ class StorageFiles:
         system.delete(remote, True)
 
     def copy_tree(self, source: str, target: str) -> bool:
-        """Replace a folder with a copy of another one; `False` if that does not exist."""
+        """Replace a folder with a copy of another one; `False` if `source` does not exist."""
         self.delete_tree(target)
         path, copy = local_path(source), local_path(target)
         if path is not None and copy is not None:
             if not path.is_dir():
                 return False
-            # `shutil.copytree` continues after an error, and raises only the text of it.
+            # `shutil.copytree` continues after an error, and raises only its message.
             for folder, _, names in os.walk(path, onerror=_refused):
                 into = copy / Path(folder).relative_to(path)
                 into.mkdir(parents=True)

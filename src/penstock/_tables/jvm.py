@@ -7,10 +7,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def iterate(collection: Any) -> Iterator[Any]:
-    """The items of a collection of Scala or Java.
+    """The items of a Scala or Java collection.
 
-    Python's own iteration over a collection of Java ends by an exception of Java, which PySpark
-    examines for 5 ms.
+    Py4J's iteration over a Java collection ends with a Java exception, which PySpark takes 5 ms to
+    handle.
     """
     iterator = collection.iterator()
     while iterator.hasNext():
@@ -29,8 +29,8 @@ def dataframe(session: SparkSession, plan: Any, jsession: Any = None) -> DataFra
 
     Args:
         session: The DataFrame's session.
-        plan: Analysed, or not yet.
-        jsession: Analyses and executes it, if not that of `session`.
+        plan: A logical plan, analyzed or not.
+        jsession: The JVM session that analyzes and executes the plan; default: that of `session`.
     """
     jvm: Any = session._jvm
     datasets = jvm.org.apache.spark.sql.classic.Dataset

@@ -12,14 +12,14 @@ import signal
 from collections.abc import Callable, Iterator
 
 Step = Callable[[str, str, int | None], None]
-"""Gets the arguments of `kill_point`; may raise."""
+"""A function with the parameters of `kill_point`; may raise."""
 
 _on_step: Step | None = None
 _TARGET = os.environ.get("PENSTOCK_KILL_AT")
 
 
 def kill_point(point: str, flow: str, batch_id: int | None) -> None:
-    """Kill the process if the environment names this step, or raise what a test wants.
+    """Kill the process if the environment names this step; calls a test's callback first.
 
     Steps: `before_write`, `after_decision` (batches with two commits), `after_quarantine_commit`,
     `after_state_commit` (CDC flows), `after_staging` and `before_target_commit` (JDBC sinks),

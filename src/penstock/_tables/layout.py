@@ -26,7 +26,7 @@ class TableRef:
 class StorageLayout:
     """The layout below a storage root, a URI; trailing slashes are removed.
 
-    `home` is the root of what is not a table, see `PipelineSettings.home`; by default the same.
+    `home` is the root of everything except tables, see `PipelineSettings.home`; by default `root`.
     """
 
     root: str
@@ -62,7 +62,7 @@ class StorageLayout:
         return f"{self.checkpoints}/{path_segment(flow)}/{path_segment(epoch)}"
 
     def source_files(self, flow: str, epoch: str) -> str:
-        """Folder of what the sources of a flow store."""
+        """Folder of the files that the sources of a flow store."""
         return f"{self.state_dir}/files/{path_segment(flow)}/{path_segment(epoch)}"
 
     def decision_file(self, flow: str, epoch: str) -> str:
@@ -72,7 +72,7 @@ class StorageLayout:
         return f"{self.checkpoint_path(flow, epoch)}/{NOTE_FILE}"
 
     def flow_state(self, flow: str) -> str:
-        """The file of the state of a flow."""
+        """The state file of a flow."""
         return f"{self.state_dir}/flows/{quote(flow, safe=' ')}.json"
 
     def savepoint_folder(self, name: str) -> str:

@@ -1,8 +1,8 @@
 """Delta tables in the Hive metastore of the session, under their names.
 
-The metastore describes a table for tools that read nothing else; engines take columns and
-properties from the table itself. An entry holds a fingerprint of the description, so that a table
-that did not change costs two look-ups.
+The entries are for tools that read only the metastore; engines read columns and properties from the
+table itself. An entry has a fingerprint of the description, so that an unchanged table takes only
+two requests.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from penstock.errors import FlowError, PlanError, SetupError
 
 _FINGERPRINT = "penstock.fingerprint"
 _LONGEST_VALUE = 4000
-"""Size of a property in the databases of Hive's metastore."""
+"""Maximum size of a property in the databases of Hive's metastore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class HiveMetastore:
         self._spark = spark
 
     def delta_location(self, schema: str, name: str) -> str | None:
-        """Location of a Delta table; `None` if there is none of that name."""
+        """Location of a Delta table; `None` if there is no Delta table of that name."""
         try:
             entry = self._find(schema.lower(), name.lower())
             return None if entry is None else _location(entry)
@@ -64,11 +64,11 @@ class HiveMetastore:
             raise SetupError("METASTORE_FAILED", message, hint=hint) from error
 
     def register(self, wanted: Registration) -> bool:
-        """Create or update the entry of a table; whether anything changed.
+        """Create or update the entry of a table; returns whether anything changed.
 
         Raises:
-            PlanError: `CATALOG_TABLE_EXISTS`: The name belongs to something else.
-            FlowError: `METASTORE_FAILED`: The metastore refused the request or did not answer.
+            PlanError: `CATALOG_TABLE_EXISTS`: The name is used by another table or view.
+            FlowError: `METASTORE_FAILED`: The metastore refused the request or did not respond.
         """
         try:
             return self._register(wanted)
@@ -88,7 +88,7 @@ class HiveMetastore:
         if entry is None:
             path = local_path(wanted.table.path) or wanted.table.path
             create_entry(self._spark, wanted.schema, wanted.name, str(path))
-            # Another process may have been faster.
+            # Another process may have created the entry concurrently.
             entry = self._find(wanted.schema, wanted.name)
         place = None if entry is None else _location(entry)
         if place is None or _plain(place) != _plain(wanted.table.path):
@@ -109,7 +109,7 @@ class HiveMetastore:
             "properties": jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(properties),
             "comment": jvm.scala.Option.apply(wanted.comment),
         }
-        # The fingerprint comes last: after a crash between the two, both are repeated.
+        # The fingerprint is written last: after a crash between the two calls, both are repeated.
         altered = self._find(wanted.schema, wanted.name)
         self._catalog.alterTable(_copied(jvm, altered, changes))
         return True
@@ -131,7 +131,7 @@ def create_entry(spark: SparkSession, schema: str, name: str, location: str) -> 
 
 
 def _copied(jvm: Any, table: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of a `CatalogTable` with other values of some fields."""
+    """A copy of a `CatalogTable` with some fields replaced."""
     values = []
     for at in range(table.productArity()):
         name = table.productElementName(at)

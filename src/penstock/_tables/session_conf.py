@@ -1,4 +1,4 @@
-"""Confs of a session that are set for a while, and copies of sessions with other confs."""
+"""Temporary confs of a session, and copies of sessions with other confs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 
 def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
-    """A copy of a session, with settings that the other does not get."""
+    """A copy of a session with additional confs."""
     java: Any = spark._jsparkSession
-    # PySpark sets this to the newest session, for the code of users as well.
+    # The constructor binds `RDD.toDF` to the new session, which would affect user code.
     to_df = RDD.toDF
     copy = SparkSession(spark.sparkContext, java.cloneSession())
     RDD.toDF = to_df  # type: ignore[method-assign]
@@ -22,7 +22,7 @@ def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def session_conf(session: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    """Set confs of a session; at the end, they are as before."""
+    """Set confs of a session, and restore them at the end."""
     before = {key: session.conf.get(key, None) for key in conf}
     for key, value in conf.items():
         session.conf.set(key, value)
