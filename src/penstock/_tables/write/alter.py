@@ -1,4 +1,4 @@
-"""Alters an existing table to its declaration."""
+"""Alters an existing table to match its declaration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ from penstock.errors import PlanError
 def alter_table(
     delta: DeltaJvm, table: TableRef, spec: TableSpec, snapshot: Any, state: TableState
 ) -> bool:
-    """Whether anything was changed."""
+    """Alter a table to match its declaration; returns whether anything was changed."""
     wide, changes = _widening(spec, state)
     spec = _as_cast(spec, wide)
     fits = _fits(spec, replace(state, schema=wide))
@@ -73,7 +73,7 @@ def alter_table(
 def planned_changes(
     table: TableRef, spec: TableSpec, state: TableState, *, has_rows: bool
 ) -> list[str]:
-    """What `alter_table` would change, for messages; raises as it does."""
+    """The changes that `alter_table` would make, for messages; raises the same errors."""
     check_spec(table.name, spec)
     wide, widened = _widening(spec, state)
     spec, before = _as_cast(spec, wide), replace(state, schema=wide)

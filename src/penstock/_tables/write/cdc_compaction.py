@@ -1,4 +1,7 @@
-"""Compaction of the state of a CDC target, on a thread of its own: batches do not wait for it."""
+"""Compaction of the state of a CDC target, on a separate thread.
+
+Batches wait for it only while keys are dropped.
+"""
 
 import contextlib
 import logging
@@ -33,15 +36,15 @@ _CLOSE_SECONDS = 10.0
 
 
 class StateCompaction:
-    """Merges the smallest files of a state, up to those larger than all smaller ones together.
+    """Merges the smallest 8 files of a state, and larger ones up to the total of all smaller ones.
 
-    So each row is rewritten a few times only, however many batches there are. Batches only append:
-    their commits and those of a compaction do not conflict. If two compactions do, one has no
-    effect.
+    So each row is rewritten only a few times, regardless of the number of batches. Batches only
+    append: their commits do not conflict with those of a compaction. If two compactions conflict,
+    one has no effect.
 
-    Keys that are dead for good are dropped only if all files are merged: some of the files may have
-    the delete of a key, and others its upserts. `lock` keeps batches away meanwhile: the rows of
-    the target would otherwise follow from a delete that the state no longer has.
+    Keys that are permanently dead are dropped only if all files are merged: some files may have the
+    delete of a key, and others its upserts. `lock` blocks batches meanwhile: rows of the target
+    would otherwise be computed from a delete that the state no longer has.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class StateCompaction:
         app_id: str,
         lock: threading.RLock,
         *,
-        tombstone_seconds: float | None,  # how long deletes are remembered; None = forever
+        tombstone_seconds: float | None,  # how long deletes are kept; None means forever
     ) -> None:
         self._delta = delta
         self._table = FencedTable(delta, ref, f"{app_id}/compaction")
@@ -62,7 +65,7 @@ class StateCompaction:
         self._is_cancelled = False
 
     def start_if_due(self, version: int | None, session: SparkSession) -> None:
-        """Start after every 16th version of the state, unless the last one is still running."""
+        """Start after every 16th version of the state, unless a compaction is still running."""
         is_running = self._thread is not None and self._thread.is_alive()
         if version is None or version % _EVERY or is_running or self._is_cancelled:
             return
@@ -71,12 +74,12 @@ class StateCompaction:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait 10 s for a running compaction; after that it continues and may still commit."""
+        """Wait up to 10 s for a running compaction, which then continues and may still commit."""
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
     def cancel(self) -> None:
-        """Cancel a running compaction; none is started any more. A batch may be waiting for it."""
+        """Cancel a running compaction, for which a batch may wait, and do not start others."""
         self._is_cancelled = True
         if self._thread is not None and self._thread.is_alive():
             context: Any = self._delta.spark.sparkContext
@@ -101,7 +104,7 @@ class StateCompaction:
             _logger.warning("the state %s was not compacted: %s", name, first_line(error))
 
     def _merge(self, session: SparkSession, *, drops: bool) -> bool:
-        """Whether it is done; not if there are keys to drop, and `drops` is false."""
+        """Merge files; returns `False` if there are keys to drop, but `drops` is false."""
         txn = self._table.begin(None)
         files = list(iterate(self._table.files(txn)))
         chosen: list[Any] = []
@@ -128,7 +131,7 @@ class StateCompaction:
                 return False
         if total < _SMALL_FILE:
             rows = rows.coalesce(1)
-        # No data changes: so the commit does not conflict with appends that were made meanwhile.
+        # Without `dataChange`, the commit does not conflict with concurrent appends.
         written = self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
         added = self._delta.add_files([{**file, "dataChange": False} for file in written])
         now = int(time.time() * 1000)

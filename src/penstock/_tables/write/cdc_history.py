@@ -6,7 +6,7 @@ on the order of arrival, on batches, or on repeated batches.
 
 State rows of SCD type 1 are for a key (`kind` 0), or for all keys (`kind` 1, the last truncate):
 
-- `del`: the highest sequence of a delete; of a truncate in the row of all keys,
+- `del`: the highest sequence of a delete; in the row for all keys, that of a truncate,
 - `row`: the last upsert, `{seq, hash, v}`,
 - `cols`: by column that events may leave unchanged, the last upsert that sets it,
 - `at`: when the delete was applied last, in milliseconds, rounded up to a minute.
@@ -36,7 +36,7 @@ from penstock._tables.write.cdc_events import (
 
 
 def upsert_order(register: Column) -> Column:
-    """The position of an upsert among those of its key; NULL without one."""
+    """The position of an upsert among those of its key; NULL if there is no upsert."""
     return F.when(
         register.isNotNull(), F.struct(register.getField("seq"), register.getField("hash"))
     )
@@ -115,7 +115,7 @@ def stored_values(schema: T.StructType) -> T.StructType:
 class StateColumns:
     """Expressions over the rows of a state; a writer builds them once.
 
-    Each takes several calls of the JVM, which would be a good part of the time of a small batch.
+    Building them takes many JVM calls, which would be a large part of the time of a small batch.
     """
 
     def __init__(self, schema: T.StructType) -> None:
@@ -125,7 +125,7 @@ class StateColumns:
 
     @cached_property
     def of_events(self) -> list[Column]:
-        """The row of an event."""
+        """The state row of an event."""
         schema = self.schema
         columns: dict[str, Column] = {
             "kind": F.col("kind"),
@@ -148,7 +148,7 @@ class StateColumns:
 
     @cached_property
     def newest(self) -> list[Column]:
-        """The merged row of a key, as aggregates."""
+        """Aggregates that compute the merged row of a key."""
         newest = [
             F.max("at").alias("at"),
             F.max("del").alias("del"),
@@ -237,7 +237,7 @@ def last_by(value: Column, order: Column) -> Column:
 
 
 def with_truncate(rows: DataFrame) -> DataFrame:
-    """Merged rows of the keys, with `truncated` from the row of all keys."""
+    """Merged rows of the keys, with `truncated` from the row for all keys."""
     last = rows.where(F.col("kind") == 1).agg(F.max("del").alias("truncated"))
     return rows.where(F.col("kind") == 0).crossJoin(F.broadcast(last))
 
@@ -245,7 +245,7 @@ def with_truncate(rows: DataFrame) -> DataFrame:
 def current_rows(state: DataFrame, columns: StateColumns, *, truncates: bool) -> DataFrame:
     """SCD type 1: the rows of the target, from merged rows of the state.
 
-    `truncates`: there may be a row of all keys.
+    With `truncates`, there may be a row for all keys.
     """
     target = columns.truncated if truncates else columns.not_truncated
     rows = with_truncate(state) if truncates else state.where(F.col("kind") == 0)
@@ -300,7 +300,7 @@ def history_rows(events: DataFrame, schema: T.StructType, shape: TargetShape) ->
 
 
 def rows_per_sequence(events: DataFrame, partial: dict[str, str]) -> DataFrame:
-    """One row per key and sequence: `dead`, or the values of the last upsert."""
+    """One row per key and sequence: whether it is `dead`, and the values of the last upsert."""
     upsert = F.col("op") == UPSERT
     order = F.when(upsert, F.col("hash"))
     dead = F.max(F.col("op")) == DELETE
@@ -325,7 +325,7 @@ def last_set(value: Column) -> Column:
 
 
 def opens_version(by_key: WindowSpec) -> Column:
-    """Whether a version starts: after a delete, or with other tracked values."""
+    """Whether a version starts: after a delete, or when tracked values change."""
     before_dead = F.lag("dead").over(by_key)
     before = F.lag("shown").over(by_key)
     return ~F.col("dead") & (
@@ -334,5 +334,5 @@ def opens_version(by_key: WindowSpec) -> Column:
 
 
 def version_end() -> Column:
-    """End of a version: the sequence after its last one; NULL if there is none."""
+    """End of a version: the next sequence of the key after it; NULL if there is none."""
     return F.max_by(F.col("next"), F.col("seq"))

@@ -1,6 +1,6 @@
 """Applies snapshots of a source to a table: inserts, updates and deletes.
 
-Snapshots come in the order of their versions, so the rows of the table are all the state there is.
+Snapshots arrive in the order of their versions, so no state is needed except the table's rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class SnapshotWriter:
         self._flow = flow
         self._app_id = app_id
         self._shape = shape
-        self._schema = StructType()  # of the table, with the columns that it is about to get
+        self._schema = StructType()  # the table's schema, with the columns that are to be added
         self._table = FencedTable(DeltaJvm(spark), target, app_id)
         self._table.keys = shape.shape.keys
         self._keyed = KeyedTable(self._table, is_streamed=is_streamed, on_vectors=on_vectors)
@@ -76,7 +76,7 @@ class SnapshotWriter:
         )
         have = {field.name.lower() for field in df.schema}
         columns = StructType([field for field in evolved if field.name.lower() in have])
-        # As in the table: nested fields may have another order there.
+        # Nested fields may have another order in the table.
         self._shape = replace(self._shape, columns=tuple(columns))
         self._schema = evolved
         rows = with_stored_texts(txn, df.select(*columns_as(columns, df.schema.fields)))
@@ -91,7 +91,7 @@ class SnapshotWriter:
     def is_newer(self, version: Any) -> bool:
         """Whether a version is later than all those in the history of the table.
 
-        The table of SCD type 1 has none: it ends the same if snapshots are applied again.
+        A table of SCD type 1 has no history: applying snapshots again leads to the same rows.
         """
         if self._shape.shape.scd_type is ScdType.ONE:
             return True
@@ -116,14 +116,14 @@ class SnapshotWriter:
         return count
 
     def _current(self, txn: TableTransaction, like: DataFrame) -> DataFrame:
-        """The rows of the table, with NULL in columns that it is about to get."""
+        """The rows of the table, with NULL in columns that are to be added."""
         rows = self._table.rows(txn, like)
         return rows.select(*columns_as(self._schema, rows.schema.fields))
 
     def _compare(self, txn: TableTransaction, snapshot: DataFrame, *, small: bool) -> DataFrame:
-        """Keys that differ: `k`, values `old` and `new`, and `start` of the open version.
+        """The keys `k` that differ, with values `old` and `new`, and `start` of the open version.
 
-        `tracked`: a column differs that opens a version.
+        `tracked` is whether a column differs whose change starts a new version.
         """
         shape = self._shape
         have = self._current(txn, snapshot)
@@ -174,7 +174,7 @@ class SnapshotWriter:
     ) -> DataFrame:
         now, never = self._literal(version), self._literal(None)
         closed = self._current(txn, differences).where(F.col(END_AT).isNotNull())
-        # Delta computes a column that no snapshot has; the union would make it NULL.
+        # Delta computes generated columns that snapshots lack; the union would set them to NULL.
         own = {field.name.lower() for field in self._shape.columns}
         others = [field for field in self._schema if field.name.lower() not in own]
         generated = [field.name for field in others if GENERATED in field.metadata]
@@ -193,7 +193,7 @@ class SnapshotWriter:
         return closed
 
     def _literal(self, version: Any) -> Column:
-        # Without a time zone, the one of this process would count instead of the session's.
+        # For a `datetime` without a time zone, PySpark uses that of the process, not the session's.
         if isinstance(version, datetime) and version.tzinfo is None:
             version = version.isoformat()
         return F.lit(version).cast(self._shape.sequence)

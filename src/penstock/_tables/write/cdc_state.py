@@ -1,8 +1,8 @@
-"""The state of a CDC target beside its rows: a Delta table in the storage's state folder.
+"""The state of a CDC target: a Delta table in the storage's state folder.
 
-Rows are only appended, one commit per batch; reading merges them. So the write of a batch costs one
-small job however large the state is, and appends of two flows cannot conflict. From time to time
-the files are compacted (`cdc_compaction`).
+Rows are only appended, one commit per batch; reading merges them. So writing a batch takes one
+small job regardless of the size of the state, and appends of two flows cannot conflict. The files
+are periodically compacted (`cdc_compaction`).
 """
 
 import json
@@ -51,12 +51,12 @@ class CdcState:
         target_has_rows: bool,
         flow: str,
     ) -> None:
-        """Create the table, or align it with the flow; `target_has_rows`: it must exist."""
+        """Create the table, or align it with the flow; with `target_has_rows`, it must exist."""
         self._delta = delta
         self.table = FencedTable(delta, ref, app_id)
         self._events = events
         self.truncates = events.shape.truncates
-        """Whether there may be a row of all keys."""
+        """Whether there may be a row for all keys."""
         self._use(self._prepared(target_has_rows=target_has_rows, flow=flow))
 
     def _prepared(self, *, target_has_rows: bool, flow: str) -> StructType:
@@ -121,14 +121,14 @@ class CdcState:
 
     def events(self, rows: DataFrame) -> DataFrame:
         """The events of rows of the source that have a sequence and a key."""
-        # The next full minute: Spark compiles the query again for every other number in it.
+        # Rounded up to a minute: Spark compiles the query again for each different number in it.
         now_ms = math.ceil(time.time() / 60) * 60_000
         return self._events.events(rows, self._event_columns, now_ms)
 
     def write(
         self, txn: TableTransaction, events: DataFrame, *, small: bool
     ) -> list[dict[str, Any]]:
-        """Write the events of a batch as files; `AddFile` contents for `commit`."""
+        """Write the events of a batch as files; returns `AddFile` contents for `commit`."""
         events = in_one_task(events) if small else events
         rows = merged(state_rows(events, self.columns), self.columns)
         return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
@@ -136,14 +136,14 @@ class CdcState:
     def commit(
         self, txn: TableTransaction, files: Sequence[Mapping[str, Any]], result: CommitResult
     ) -> int | None:
-        """Commit the files of a batch unless they are committed already; the new version."""
+        """Commit the files of a batch; returns the version, `None` if it is already committed."""
         if txn.is_committed:
             return None
         actions = self._delta.add_files(files)
         return self.table.commit(txn, actions, result.batch_id, result, complete=False)
 
     def written(self, txn: TableTransaction, files: Sequence[Mapping[str, Any]]) -> DataFrame:
-        """The rows of the files of a batch with `kind`, whether or not they are committed."""
+        """The rows, with `kind`, of the files of a batch, whether or not they are committed."""
         rows = self._delta.read_files(txn.jvm.snapshot(), self._delta.add_files(files))
         return rows if "kind" in rows.columns else rows.withColumn("kind", F.lit(0))
 
@@ -154,12 +154,12 @@ class CdcState:
         return self._delta.read_files(snapshot, files, like.sparkSession)
 
     def size(self) -> int:
-        """The size of its files in bytes, as of the newest version that this process knows."""
+        """The size of the files in bytes, as of the newest snapshot in memory."""
         snapshot = self._delta.log(self.table.ref.path).unsafeVolatileSnapshot()
         return self.table.live_files.size(snapshot)
 
     def rows_of(self, keys: Any, like: DataFrame) -> DataFrame:
-        """The rows of some `BatchKeys`, not merged, without those of all keys."""
+        """The rows of some `BatchKeys`, not merged, without the row for all keys."""
         snapshot = self._delta.snapshot(self.table.ref.path)
         live = self.table.live_files.jvm
         types = self._delta.jvm.org.apache.spark.sql.types.DataType

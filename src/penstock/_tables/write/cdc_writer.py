@@ -1,4 +1,4 @@
-"""The writer of auto CDC flows: events are added to the state, and rows of the target computed.
+"""The writer of auto CDC flows: adds events to the state, and computes rows of the target from it.
 
 Up to three commits, each with the fence of the batch: quarantine, state, target. The files of the
 first two are recorded before they are committed, so an interrupted batch is completed with the same
@@ -91,9 +91,9 @@ class _Events:
 class CdcWriter(FlowWriter):
     """Writes the batches of one auto CDC flow; `split` is from `split_events`.
 
-    The state and, when it is needed, the quarantine are created. `way`, `is_streamed` and
-    `on_vectors` are as in `KeyedTable`. Deleted keys are remembered for `tombstone_seconds`; `None`
-    = forever.
+    Creates the state and, when it is needed, the quarantine. `way`, `is_streamed` and `on_vectors`
+    are as in `KeyedTable`. Deleted keys are kept in the state for `tombstone_seconds`; `None` means
+    forever.
     """
 
     kind = "auto CDC"
@@ -128,11 +128,11 @@ class CdcWriter(FlowWriter):
         self._counts: Mapping[str, int] = {}
 
     def cancel(self) -> None:
-        """Cancel what runs beside the batches, before a stop."""
+        """Cancel a running compaction, before a stop."""
         self._compaction.cancel()
 
     def close(self) -> None:
-        """End what runs beside the batches, after the last one."""
+        """Wait for a running compaction, after the last batch."""
         self._compaction.close()
 
     def _run(self, df: DataFrame, batch_id: int | None, fingerprint: str | None) -> CommitResult:
@@ -158,7 +158,7 @@ class CdcWriter(FlowWriter):
         return super()._evolve(txn, self._events.target_schema())
 
     def _write_files(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
-        # Read several times: counted, added to the state, and joined with it.
+        # The batch is read several times: it is counted, added to the state, and joined with it.
         with_op = df.withColumn(_OP, self._events.op())
         self._kept, counts = keep_and_count(self._delta, with_op, self._split, by=_OP)
         self._counts = {"deletes": counts.by[DELETE], "truncates": counts.by[TRUNCATE]}
@@ -278,7 +278,7 @@ class CdcWriter(FlowWriter):
         if is_small:
             rows = in_one_task(rows)
         if self._counts["truncates"]:
-            # Of a repeated batch, a compaction may have removed keys from the state only.
+            # Before a batch is repeated, a compaction may have removed keys from the state only.
             key: Any = rows.schema["k"].dataType
             have = key_struct(key.names).cast(key)
             keys = self._target.rows(txn, rows).select(have.alias("k"))

@@ -1,6 +1,6 @@
 """Creates tables, and removes their rows.
 
-Most tables are created by a transaction of our own, which takes a tenth of the time of SQL. Delta
+Most tables are created by a direct transaction, which takes a tenth of the time of SQL. Delta
 chooses protocol and table features in both cases.
 """
 
@@ -101,7 +101,7 @@ def _build(
 
 
 def reset_table(spark: SparkSession, table: TableRef) -> int | None:
-    """Remove all rows in one commit; the newest version, `None` without a table.
+    """Remove all rows in one commit; returns the newest version, `None` if there is no table.
 
     `prepare_table` can then change schema and partitioning in any way.
     """

@@ -2,10 +2,10 @@
 
 The rows of one batch can go to several tables, and a Delta commit covers one table. If the process
 dies between two commits, Spark runs the batch again. By then its rules may give other results (a
-joined table, a function or the rules themselves have changed): rows that are evaluated again would
-end in neither table, or in both. So the files for each table are recorded first, and a repeated
-batch commits the recorded files. A batch with one commit needs no record, nor one that replaces all
-rows of its tables.
+joined table, a function or the rules themselves have changed): rows that are evaluated again could
+end up in neither table, or in both. So the files for each table are recorded first, and a repeated
+batch commits the recorded files. No record is needed for a batch with one commit, or for a batch
+that replaces all rows of its tables.
 """
 
 import json
@@ -27,16 +27,16 @@ _FORMAT = 2
 class BatchDecision:
     """The files of one batch, by table, as `AddFile` contents."""
 
-    kind: str  # of the writer; see `FlowWriter.kind`
+    kind: str  # `FlowWriter.kind` of the writer
     result: CommitResult
     schema: StructType
-    target_version: int  # that was read
-    files: Sequence[Mapping[str, Any]] = ()  # with the valid rows
+    target_version: int  # the version that was read
+    files: Sequence[Mapping[str, Any]] = ()  # the files with the valid rows
     has_rows: bool = False  # valid rows are in `DecisionFile.rows` (merging writers)
     quarantine_schema: StructType | None = None  # if the batch commits to the quarantine
-    bad: Sequence[Mapping[str, Any]] = ()  # for the quarantine
+    bad: Sequence[Mapping[str, Any]] = ()  # the files for the quarantine
     counts: Mapping[str, int] = field(default_factory=dict)  # further counts of the writer
-    is_outdated: bool = False  # its bad rows are below the target, as of an earlier version
+    is_outdated: bool = False  # an earlier Penstock wrote its bad rows below the target
 
     def to_json(self) -> str:
         content: dict[str, Any] = {
@@ -59,7 +59,7 @@ def _parse(text: str) -> BatchDecision | None:
     try:
         content = json.loads(text)
     except ValueError:
-        # Only on storage without atomic replacement. The first commit comes after the whole file.
+        # Only on storage without atomic replacement; nothing is committed before the whole file.
         return None
     result = result_from_commit(-1, {"userMetadata": content["record"]})
     if content["format"] not in (1, _FORMAT) or result is None:

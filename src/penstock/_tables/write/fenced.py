@@ -39,7 +39,7 @@ class _KnownVersions:
     """Newest versions and batches of the tables that this process writes, as a cache.
 
     As long as a table's newest version was committed by this process, no other process has
-    committed a transaction of one of our flows; then the cached last batch of each app id is right.
+    committed a transaction of its flows, so the cached last batch of each app id is correct.
     """
 
     def __init__(self) -> None:
@@ -102,14 +102,14 @@ class FencedTable:
         self.generation = 0
         """Incremented when the table's metadata may have changed."""
         self.last_commit: NotedCommit | None = None
-        """The newest one with a batch that was made through this object."""
+        """The newest commit of a batch that was made or found by this object."""
 
     def begin(self, batch_id: int | None) -> TableTransaction:
-        """Start a transaction on the newest version; `None` = a write without a fence.
+        """Start a transaction on the newest version; `None` means a write without a fence.
 
-        The last batch is looked up in the newest commits, else in the state of the whole table; not
-        at all while every version of the table was committed by this process. The first call checks
-        the log.
+        The last batch is read from the newest commits, otherwise from the state of the whole table;
+        it is cached while every version of the table is committed by this process. The first call
+        checks the newest commit for damage.
         """
         transaction = self.delta.begin(self.ref.path, writes=True)
         version = int(transaction.snapshot().version())
@@ -136,10 +136,10 @@ class FencedTable:
     def evolve(
         self, txn: TableTransaction, query: StructType, *, allow_missing: bool, replaces: bool
     ) -> StructType:
-        """Check the query's schema, and add its new columns to the transaction; the new schema.
+        """Check the query's schema, and add its new columns to the transaction.
 
         With `allow_missing`, columns that the query lacks become NULL; with `replaces`, all rows
-        are replaced, so any schema fits.
+        are replaced, so any schema fits. Returns the new schema.
         """
         have = txn.metadata.schema
         if self._difference is None or self._query != query:
@@ -170,10 +170,10 @@ class FencedTable:
         return self.begin(batch_id)
 
     def name_columns(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
-        """As `commit_evolution`, for a table with column mapping; other tables stay as they are.
+        """Like `commit_evolution`, but only for tables with column mapping.
 
-        Each transaction gives new columns other names in files. In files that another transaction
-        commits, they would be NULL.
+        Each transaction generates other physical names for new columns. In files that are committed
+        by another transaction, the columns would be NULL.
         """
         is_mapped = COLUMN_MAPPING in txn.metadata.configuration
         return self.commit_evolution(txn, batch_id) if is_mapped else txn
@@ -198,7 +198,7 @@ class FencedTable:
         return self.delta.read_files(txn.jvm.snapshot(), self.files(txn), like.sparkSession)
 
     def removals(self, txn: TableTransaction) -> list[Any]:
-        # As if all files had been read: a concurrent append must fail our commit.
+        # The transaction counts as having read all files: a concurrent append must fail it.
         txn.jvm.readWholeTable()
         return list(iterate(self.live_files.removals(txn.jvm.snapshot())))
 
@@ -214,8 +214,8 @@ class FencedTable:
     ) -> int:
         """Commit with the fence (if there is a batch id) and the record; returns the new version.
 
-        `complete` and `where` are for the history: all existing rows, or those of a window, are
-        replaced.
+        `complete` and `where` are recorded in the history: all existing rows, or those of a window,
+        are replaced.
         """
         record = result.to_metadata()
         if batch_id is None:
@@ -229,8 +229,8 @@ class FencedTable:
         version = self.delta.commit(txn.jvm, actions, operation)
         _known_versions.committed(txn.metadata.id, version, self.app_id, batch_id)
         self._remember(txn.metadata.id, version, batch_id)
-        # The metadata is still valid only if no other commit came in between, and Delta did not
-        # record the high-water mark of an identity column in it.
+        # The metadata is still valid only if there was no other commit in between, and Delta did
+        # not record the high-water mark of an identity column in it.
         is_same = self._version == version - 1 and not has_identity(txn.metadata.schema)
         self._version = version if is_same else _UNKNOWN
         return version

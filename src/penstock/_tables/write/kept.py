@@ -11,8 +11,8 @@ from penstock._tables.delta_log import DeltaJvm
 from penstock._tables.write.staging import RowCounts, count_values, counted_columns
 from penstock.quality.split import RowSplit
 
-# Rows of this size are sent to the driver, and back with each task that reads them. Spark warns
-# about tasks that are larger.
+# Rows up to this size are collected to the driver, and sent with each task that reads them. Spark
+# warns about larger tasks.
 _DRIVER_BYTES = 1_000_000
 
 
@@ -20,8 +20,9 @@ def keep(df: DataFrame) -> DataFrame:
     """The rows of a batch, computed once, for several reads; `release` it at the end.
 
     On a cluster, cached rows are lost with their executor. Spark would compute them again, with
-    other random values or Python results, so that a row could be written twice or not at all. There
-    the rows are a local checkpoint: a read of lost rows fails, and the batch is retried as a whole.
+    other random values or Python results, so that a row could be duplicated or lost. So on a
+    cluster, the rows are a local checkpoint: a read of lost rows fails, and the whole batch is
+    retried.
     """
     if _is_local(df):
         return df.persist()
@@ -56,9 +57,9 @@ def _is_local(df: DataFrame) -> bool:
 def keep_and_count(
     delta: DeltaJvm, df: DataFrame, split: RowSplit | None, by: str | None = None
 ) -> tuple[DataFrame, RowCounts]:
-    """As `keep`, but computes the rows now, and counts them in the same job.
+    """Like `keep`, but computes the rows immediately, and counts them in the same job.
 
-    Few rows are moved to the driver: later reads of them start no job, and cannot lose them. Valid
+    Few rows are moved to the driver: later reads start no job, and the rows cannot be lost. Valid
     rows are also counted by the values of an INT column `by`.
     """
     columns = [] if split is None else counted_columns(split, by)

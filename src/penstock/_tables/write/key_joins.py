@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from penstock._model.sql_text import quoted
 
 SMALL_ROWS = 50_000
-"""Up to so many rows are written by one task: fewer files and less scheduling."""
+"""Up to this number, rows are written by one task, for fewer files and less scheduling."""
 _KEY = "penstock_key"
 _MARK = "penstock_mark"
 
@@ -31,29 +31,29 @@ def key_names(touched: DataFrame) -> list[str]:
 
 
 def count_keys(rows: DataFrame, key: Column) -> tuple[int, int]:
-    """The number of rows, and of those that share their key with another."""
+    """The number of rows, and the number of rows with the key of another row."""
     keys = F.countDistinct(key).alias("keys")
     row: Any = rows.agg(F.count(F.lit(1)).alias("rows"), keys).first()
     return int(row["rows"]), int(row["rows"] - row["keys"])
 
 
 def in_one_task(rows: DataFrame) -> DataFrame:
-    """Few rows as one partition: they are joined and grouped without a shuffle, in one job."""
+    """Few rows as one partition, which is joined and grouped without a shuffle, in one job."""
     return rows.coalesce(1).hint("shuffle_hash")
 
 
-# Spark pushes semi and anti joins below a coalesce, where they need a shuffle again; so the keys,
-# which are unique, are joined by inner and outer joins.
+# Spark pushes semi and anti joins below a coalesce, where they need a shuffle; so inner and outer
+# joins are used for the keys, which are unique.
 
 
 def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
-    """The rows with one of some keys; NULL equals NULL, as within structs."""
+    """The rows that have one of the keys; NULL equals NULL, as within structs."""
     renamed = keys.withColumnRenamed("k", _KEY)
     return rows.join(renamed, key_struct(key_names(keys)) == F.col(_KEY)).select(*_columns(rows))
 
 
 def without_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
-    """The rows with none of some keys."""
+    """The rows that have none of the keys."""
     marked = keys.withColumnRenamed("k", _KEY).withColumn(_MARK, F.lit(0))
     joined = rows.join(marked, key_struct(key_names(keys)) == F.col(_KEY), "left_outer")
     return joined.where(F.col(_MARK).isNull()).select(*_columns(rows))

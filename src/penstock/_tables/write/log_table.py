@@ -1,4 +1,4 @@
-"""A Delta table that gets the lines of event logs, each exactly once."""
+"""A Delta table to which the lines of event logs are appended, each exactly once."""
 
 import time
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from penstock.errors import SetupError
 
 
 class LogTable:
-    """Appends rows that were made of the lines of event logs.
+    """Appends the rows of lines of event logs.
 
     Each writer of a log numbers its lines. A commit has, for each writer of its lines, Delta's
-    `SetTransaction` with the number of the last line, so a line that the table has is not appended
-    again. Not thread-safe.
+    `SetTransaction` with the number of the last line, so a line that is in the table is not
+    appended again. Not thread-safe.
     """
 
     def __init__(self, spark: SparkSession, ref: TableRef, spec: TableSpec) -> None:
@@ -28,23 +28,23 @@ class LogTable:
         self._spec = spec
         self._delta = DeltaJvm(spark)
         self._schema = plain_schema(spec.schema, nullable=True, keep_comments=False)
-        self._version = -1  # the last one that was looked at
+        self._version = -1  # the newest version that was read or committed
         self._is_whole = False  # whether `_last` has every application id
         self._last: dict[str, int] = {}  # per application id, in the table
         self._pending: dict[str, int] = {}
         self._rows: list[str] = []
 
     def open(self) -> TableState:
-        """Create or alter the table, and look up what its newest commits wrote."""
+        """Create or alter the table, and read the last lines of writers in its newest commits."""
         state = prepare_table(self._delta.spark, self.ref, self._spec)
         self._version = self._delta.version(self.ref.path)
         self._last = last_batches(self._delta, self.ref.path, self._version)
         return state
 
     def has(self, writer: str, number: int, *, is_new: bool = False) -> bool:
-        """Whether a line is in the table; a new writer is one that only this object writes.
+        """Whether a line is in the table; `is_new`: its writer writes only by this object.
 
-        A writer that is neither new nor in the newest commits is looked up in the state of the
+        A writer that is neither new nor in the newest commits is searched in the state of the
         table, which takes seconds to compute.
         """
         app = _app_id(writer)
@@ -55,12 +55,15 @@ class LogTable:
         return number <= self._last.get(app, -1)
 
     def add(self, writer: str, number: int, rows: Sequence[str]) -> None:
-        """Add the rows of a line that the table does not have, JSON objects, to the next commit."""
+        """Add the rows (JSON objects) of a line that is not in the table to the next commit."""
         self._pending[_app_id(writer)] = number
         self._rows += rows
 
     def commit(self, *, without_rows: bool) -> bool:
-        """Commit what was added, whether there was any; lines without rows alone only if wanted."""
+        """Commit the added lines; returns whether there was a commit.
+
+        If no line has rows, they are committed only with `without_rows`.
+        """
         if not self._pending or not (self._rows or without_rows):
             return False
         transaction = self._delta.begin(self.ref.path)
@@ -97,5 +100,5 @@ class LogTable:
 
 
 def _app_id(writer: str) -> str:
-    # Without the pipeline, which may be renamed: writers have UUIDs.
+    # Without the name of the pipeline, which may change: writers have UUIDs.
     return f"events/{writer}"

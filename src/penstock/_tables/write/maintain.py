@@ -1,7 +1,7 @@
-"""OPTIMIZE and VACUUM of one table, and the decision which files are small.
+"""OPTIMIZE and VACUUM of one table, and the decision which files are compacted.
 
 Small files of small tables are merged here. Delta's OPTIMIZE computes the state of the table by a
-query, and takes about four times the processor time.
+query, and takes about four times the CPU time.
 """
 
 import json
@@ -22,44 +22,44 @@ from penstock._tables.write.schema import has_identity
 
 _MIB = 1024 * 1024
 TARGET_BYTES = 128 * _MIB
-"""Size of compacted files, as of Delta's auto compaction."""
+"""Size of compacted files, the same as in Delta's auto compaction."""
 
 # A file is rewritten about once per level. With one level, each compaction would rewrite a file
-# until that has its final size.
+# until it has its final size.
 _LEVELS = (1 * _MIB, 16 * _MIB, TARGET_BYTES)
-# Share of the minimum number of files at which the files of a higher level are merged.
+# Divisor of the minimum number of files, for the files of a higher level.
 _HIGHER_LEVELS = 4
 # Files with a larger share of deleted rows are rewritten, as by Delta.
 _MOST_DELETED = 0.05
-# One commit has at most so many bytes.
+# Maximum number of bytes that one commit compacts.
 _BATCH_BYTES = 1024 * _MIB
 _PREFIX = "spark.databricks.delta."
-_METRICS = {  # of OPTIMIZE in the history
+_METRICS = {  # names of the metrics in events and in Delta's history
     "files_removed": "numRemovedFiles",
     "files_added": "numAddedFiles",
     "bytes_removed": "numRemovedBytes",
     "bytes_added": "numAddedBytes",
 }
-# Delta preserves what these need in rewritten files.
+# Table features that require additional data in rewritten files, which Delta preserves.
 _FEATURES_OF_DELTA = ("domainMetadata", "rowTracking", "icebergCompat")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """What an OPTIMIZE did; `metrics` are files and bytes, as its event reports them."""
+    """The result of an OPTIMIZE; `metrics` are files and bytes, as its event reports them."""
 
     metrics: Mapping[str, int]
     version: int
 
 
 def maintenance_session(spark: SparkSession) -> SparkSession:
-    """A session like `spark`, with the settings of the commands here."""
+    """A copy of `spark` with the settings for OPTIMIZE and VACUUM."""
     conf = {
         "optimize.maxFileSize": str(TARGET_BYTES),
         # One file at a time: the batches of flows need the cores. A long run commits in parts.
         "optimize.maxThreads": "1",
         "optimize.batchSize": str(_BATCH_BYTES),
-        # Clustering rewrites every part of the table that is smaller: 100 GB by Delta's default.
+        # Clustering rewrites every part of the table below this size; Delta's default is 100 GB.
         "optimize.clustering.mergeStrategy.minCubeSize.threshold": str(1024 * _MIB),
         "optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": str(1536 * _MIB),
         # A commit of VACUUM would be a new version, for which materialized views are refreshed.
@@ -79,7 +79,7 @@ class TableFiles:
         self._sql = delta_table(path)
 
     def known(self) -> Any:
-        """Delta's newest snapshot in memory, without a look at the storage."""
+        """Delta's newest snapshot in memory, without reading the log."""
         return self._delta.log(self._path).unsafeVolatileSnapshot()
 
     def newest(self) -> Any:
@@ -90,7 +90,8 @@ class TableFiles:
     ) -> int | None:
         """The size below which files are to be compacted; `None` if there are not enough of them.
 
-        A compaction must be able to remove `at_least` files.
+        A compaction must be able to remove `at_least` files of the lowest level, or a quarter as
+        many of a higher one.
         """
         removable = [0] * len(_LEVELS)
         for (_, level), files in self._small_files(snapshot, listed).items():
@@ -119,9 +120,9 @@ class TableFiles:
     def compact(self, *, at_least: int = 1, below: int | None = None) -> Rewritten | None:
         """Merge the files below a size; `None` if there is nothing to merge.
 
-        Without `below`, the largest size with enough small files is chosen: `at_least` of them can
-        be removed, of larger ones a quarter as many. Of a table with clustering columns, all files
-        that are not clustered yet are rewritten.
+        Without `below`, the largest size with enough small files is chosen: `at_least` files of the
+        lowest level can be removed, or a quarter as many of a higher one. In a table with
+        clustering columns, all files that are not clustered yet are rewritten.
         """
         txn = self._delta.begin(self._path, writes=True)
         snapshot = txn.snapshot()
@@ -142,7 +143,7 @@ class TableFiles:
         return self._optimize(f"OPTIMIZE {self._sql} ZORDER BY ({names})")
 
     def vacuum(self) -> None:
-        """Delete the files that no version of the retention period needs.
+        """Delete the files that are not needed by any version within the retention period.
 
         The period is `delta.deletedFileRetentionDuration` of the table, 7 days by default.
         """
@@ -161,7 +162,7 @@ class TableFiles:
             rows = self._delta.read_files(txn.snapshot(), files)
             merged = rows.coalesce(1)._jdf
             written = txn.writeFiles(merged, self._delta.none, True, self._delta.seq([]))
-            # No data changes: the commit does not conflict with appends, and no stream sees it.
+            # Without `dataChange`, the commit does not conflict with appends; streams ignore it.
             added += [{**file, "dataChange": False} for file in self._delta.file_contents(written)]
             now = int(time.time() * 1000)
             removed += [file.removeWithTimestamp(now, False) for file in files]
@@ -191,7 +192,7 @@ class TableFiles:
 
 
 def _is_plain(delta: DeltaJvm, txn: Any) -> bool:
-    """Whether merged files need no more than the rows of the old ones."""
+    """Whether merged files only have to contain the rows of the old ones."""
     features = txn.protocol().readerAndWriterFeatureNames().mkString(",")
     is_special = any(name in features for name in _FEATURES_OF_DELTA)
     return not is_special and not has_identity(delta.metadata(txn).schema)
@@ -206,7 +207,7 @@ def _level(size: int) -> int:
 
 
 def _mergeable(files: Sequence[dict[str, Any]], below: int) -> list[list[dict[str, Any]]]:
-    """Groups of files that become one file each, as Delta's OPTIMIZE makes them.
+    """Groups of files to merge into one file each, formed like those of Delta's OPTIMIZE.
 
     Each has at least two files of one partition that are small or have many deleted rows.
     """

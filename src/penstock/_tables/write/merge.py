@@ -36,7 +36,7 @@ def merge_rows(
     # MERGE starts its own transaction.
     txn = table.commit_evolution(txn, None)
     session = rows.sparkSession
-    # Values are compared with those of the table, whose nested fields may have another order.
+    # Values are compared with those of the table, in which nested fields may have another order.
     known = {name.lower() for name in rows.columns}
     columns_of_table = [f for f in txn.metadata.schema if f.name.lower() in known]
     rows = rows.select(*columns_as(StructType(columns_of_table), rows.schema.fields))
@@ -64,7 +64,7 @@ def merge_rows(
         for f in rows.schema
     ]
     matches = [F.col(f"t.{quoted(n)}").eqNullSafe(F.col(f"s.{quoted(n)}")) for n in identity]
-    # In a session of its own: other flows and the user's code share this one.
+    # In a separate session: other flows and the user's code share this one.
     own = own_session(session, _merge_conf(table.app_id, result))
     (
         DeltaTable.forPath(own, table.ref.path)
@@ -86,10 +86,10 @@ def _merge_conf(app_id: str, result: CommitResult) -> dict[str, str]:
     """The confs of one MERGE, with its transaction id and its record.
 
     MERGE takes both only from the session's configuration, and any later statement of this session
-    would inherit them and be skipped without an error.
+    would inherit them and be silently skipped.
 
-    Constraint propagation of the optimizer is off meanwhile: its time grows with the square of the
-    columns, and for a history of 20 columns exceeds that of the rest of the MERGE.
+    Constraint propagation of the optimizer is disabled: its time grows with the square of the
+    number of columns, and for a history of 20 columns exceeds that of the rest of the MERGE.
     """
     settings = {_USER_METADATA: result.to_metadata(), _CONSTRAINTS: "false"}
     if result.batch_id is not None:

@@ -1,4 +1,4 @@
-"""Creates tables or alters them to their declaration; cheap if nothing changed."""
+"""Creates tables, or alters them to match their declaration; cheap if nothing changed."""
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -51,7 +51,7 @@ def _check_owner(table: TableRef, spec: TableSpec, state: TableState) -> None:
 def prepare_quarantine(
     spark: SparkSession, quarantine: TableRef, target: TableState, *, replace_schema: bool = False
 ) -> TableState:
-    """Create or alter the quarantine table of a target; it is widened with the target."""
+    """Create or alter the quarantine table of a target; columns are widened as in the target."""
     plain = plain_schema(target.schema, nullable=True, keep_comments=False)
     schema = StructType([*plain.fields, *QUARANTINE_FIELDS])
     reserved = {field.name for field in QUARANTINE_FIELDS}

@@ -39,7 +39,7 @@ DIGITS: dict[type[T.DataType], int] = {
 ColumnPath: TypeAlias = tuple[str, ...]
 """The names of a column and its nested fields, as in `ALTER COLUMN`: `("a", "element", "b")`."""
 Leaf: TypeAlias = Callable[[T.DataType, T.DataType, ColumnPath], T.DataType]
-"""Gets two atomic types, or types of different kinds, and the path of their column."""
+"""A function of two atomic types, or types of different kinds, and the path of their column."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SchemaDifference:
 
 
 def compare(table: T.StructType, query: T.StructType) -> SchemaDifference:
-    """Compare by name, in any case and order, without nullability and metadata."""
+    """Compare by name (case-insensitive), ignoring order, nullability and metadata."""
     added: list[str] = []
     missing: list[str] = []
     conflicts: list[tuple[str, str, str]] = []
@@ -86,7 +86,7 @@ def reconcile(
 ) -> SchemaDifference:
     """Compare, and raise if rows of the query cannot be written.
 
-    With `allow_missing`, columns that the query lacks become NULL; `declared`: `query` is the
+    With `allow_missing`, columns that the query lacks become NULL. With `declared`, `query` is the
     declared schema.
     """
     check_columns(query, name)
@@ -132,7 +132,7 @@ def check_columns(query: T.StructType, name: str) -> None:
 
 
 def absent_key(table: T.StructType, keys: Collection[str], name: str) -> PlanError | None:
-    """The error about a key that all rows would have as NULL: no event would find its row."""
+    """The error for a key column that the table lacks: it would be NULL in all existing rows."""
     have = {column.lower() for column in table.names}
     absent = [key for key in keys if key.lower() not in have]
     if not absent:
@@ -157,7 +157,7 @@ def nested_types(kind: T.DataType) -> Iterator[T.DataType]:
 
 
 def column_mapping(schema: T.StructType) -> dict[str, str]:
-    """The property without which Delta refuses the names of a schema; empty if none needs it."""
+    """The property without which Delta refuses names in a schema; empty if it is not required."""
     structs = (kind for kind in nested_types(schema) if isinstance(kind, T.StructType))
     needs_it = any(FORBIDDEN_IN_NAMES.search(name) for kind in structs for name in kind.names)
     return {COLUMN_MAPPING: "name"} if needs_it else {}
@@ -172,8 +172,8 @@ def map_leaves(
 ) -> T.StructType:
     """A schema with each leaf replaced by what `leaf` returns for it and the same leaf of `other`.
 
-    Struct fields are matched by name, in any case; those that `other` lacks stay. `new_fields` of a
-    struct are added at its end.
+    Struct fields are matched by name (case-insensitive); those that `other` lacks are kept. The
+    `new_fields` of a struct are added at its end.
     """
 
     def struct(have: T.StructType, want: T.StructType, path: ColumnPath) -> T.StructType:
@@ -222,8 +222,8 @@ def conformed(
 ) -> T.StructType:
     """The schema of a query after `conform`.
 
-    `fits` decides whether an atomic type is cast to that of the table; by default if no value
-    changes.
+    `fits` decides whether an atomic type is cast to that of the table; by default, it is cast if no
+    value changes.
     """
     fits = fits or is_lossless
 
@@ -240,7 +240,7 @@ def _named(name: str) -> Column:
 def columns_as(
     want: T.StructType, have: Sequence[T.StructField], column_of: Callable[[str], Column] = _named
 ) -> list[Column]:
-    """Columns in other types; they and their fields are matched by name, missing ones are NULL.
+    """Columns cast to other types; they and their fields are matched by name, or else NULL.
 
     Delta checks NOT NULL when it writes; a cast to it is refused.
     """
@@ -285,7 +285,7 @@ def _field_names(kind: T.DataType) -> list[str]:
 
 
 def with_fields(df: DataFrame, schema: T.StructType) -> DataFrame:
-    """A query whose nested fields are those of a schema that has all its columns, in its order."""
+    """A query with the nested fields of `schema`, which has all its columns, in their order."""
     kinds = {field.name.lower(): field.dataType for field in schema}
     casts = {}
     for field in df.schema:
@@ -296,7 +296,7 @@ def with_fields(df: DataFrame, schema: T.StructType) -> DataFrame:
 
 
 def union(rows: DataFrame, other: DataFrame) -> DataFrame:
-    """The rows of both; columns, and fields at any depth, are matched by name."""
+    """The union of two DataFrames; columns and nested fields are matched by name."""
     schema = compare(rows.schema, other.schema).merged
     rows, other = with_fields(rows, schema), with_fields(other, schema)
     return rows.unionByName(other, allowMissingColumns=True)
@@ -359,7 +359,7 @@ def schema_json(schema: T.StructType) -> str:
 
 
 def is_lossless(source: T.DataType, target: T.DataType) -> bool:
-    """Whether an atomic type holds every value of another one, which it is not."""
+    """Whether the atomic type `target` holds every value of the different type `source`."""
     if isinstance(source, T.NullType):
         return True
     if isinstance(source, INTEGERS) and isinstance(target, INTEGERS):

@@ -47,9 +47,9 @@ QUARANTINE_FIELDS = (
 def can_stage(delta: DeltaJvm, metadata: TableMetadata) -> bool:
     """Whether files written for a staging schema are valid files of this table.
 
-    Not with column mapping (physical names), identity columns (the transaction that writes has
-    their high-water mark) and invariants of the old form; nor in a borrowed session without
-    Penstock's Java classes.
+    Not with column mapping (physical names), IcebergCompat, identity columns (the transaction that
+    writes has their high-water mark) and invariants of the old form; nor in a borrowed session
+    without Penstock's Java classes.
     """
     if not delta.has_own_classes:
         return False
@@ -100,7 +100,7 @@ def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit)
         indexed = int(have.get(_INDEXED, _DEFAULT_INDEXED))
         own = leaves if indexed < 0 else min(leaves, indexed)
         result[_INDEXED] = str(len(split.masks) + own)
-    if not metadata.partition_columns:  # the destination is a column of no table
+    if not metadata.partition_columns:  # neither table has the destination column
         result["delta.writePartitionColumnsToParquet"] = "false"
     for path in _required(schema):
         key = f"{_CONSTRAINT}penstock_not_null_{'.'.join(path).lower()}"
@@ -109,7 +109,7 @@ def _configuration(metadata: TableMetadata, schema: StructType, split: RowSplit)
 
 
 def _required(schema: StructType, *parents: str) -> Iterator[tuple[str, ...]]:
-    """Columns and fields of structs that are NOT NULL; Delta allows no other ones."""
+    """Columns and struct fields that are NOT NULL; Delta does not allow NOT NULL elsewhere."""
     for column in schema:
         if not column.nullable:
             yield (*parents, column.name)
@@ -124,7 +124,7 @@ class RowCounts:
     clean_rows: int
     bad_rows: int
     rules: dict[str, RuleCounts]
-    by: Counter[int] = field(default_factory=Counter)  # valid rows by the value of a column
+    by: Counter[int] = field(default_factory=Counter)  # valid rows per value of a column
 
 
 def sort_files(
@@ -178,7 +178,7 @@ def count_masks(spark: SparkSession, files: list[str], split: RowSplit) -> RuleH
             for row in counted.to_pylist():
                 histogram[tuple(row[mask] for mask in split.masks)] += row["count_all"]
         return histogram
-    # With a schema, or Spark would run a job that reads the footers.
+    # Without a schema, Spark would run a job that reads the footers.
     masks = StructType([StructField(mask, LongType()) for mask in split.masks])
     rows = spark.read.schema(masks).parquet(*files)
     for row in rows.groupBy(*split.masks).count().collect():
@@ -227,7 +227,7 @@ def count_values(histogram: Mapping[tuple[Any, ...], int], split: RowSplit | Non
 
 
 def delete_files(delta: DeltaJvm, files: Iterable[str], table: str) -> None:
-    """Delete data files (`path` of `AddFile`) of a table that no version has."""
+    """Delete data files (`path` of `AddFile`) that are in no version of a table."""
     here = local_path(table)
     for file in files:
         relative = unquote(file)

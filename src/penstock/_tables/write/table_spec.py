@@ -1,4 +1,4 @@
-"""What describes a table: its declaration, and its state in the Delta log."""
+"""The declaration of a table, and its state in the Delta log."""
 
 import json
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ from penstock._tables.write.schema import (
 from penstock.errors import DefinitionError, PlanError
 
 FEATURE = "delta.feature."
-_METADATA = {  # of the parser, and of Delta
+_METADATA = {  # metadata keys of Spark's parser, and the corresponding keys of Delta
     "GENERATION_EXPRESSION": GENERATED,
     "identity.start": IDENTITY_START,
     "identity.step": IDENTITY_STEP,
     "identity.allowExplicitInsert": IDENTITY_EXPLICIT,
 }
 OWNER = "penstock.pipeline"
-"""Table property: the pipeline that writes a table in a storage that several of them share."""
+"""Table property: the pipeline that writes a table in a storage that several pipelines share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class TableSpec:
     declared: bool = False
     partition_cols: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()
-    comment: str | None = None  # None leaves the existing one
-    properties: Mapping[str, str] = field(default_factory=dict)  # existing ones stay
-    replace_schema: bool = False  # the next write replaces all rows, and an incompatible schema
+    comment: str | None = None  # None keeps the existing one
+    properties: Mapping[str, str] = field(default_factory=dict)  # others of the table are kept
+    replace_schema: bool = False  # the next write replaces all rows and an incompatible schema
     widen: bool | None = False
     cast: bool = False  # rows are cast if no value changes, so narrower columns fit
     origin: SourceLocation | None = None
-    owner: str | None = None  # the pipeline, in a storage that several of them share
+    owner: str | None = None  # the pipeline, in a storage that several pipelines share
     keys: tuple[str, ...] = ()  # columns by which flows find the rows that they replace
 
     def clustering(self) -> list[list[str]]:
@@ -96,7 +96,7 @@ def parse_schema(
         ) from error
     jvm: Any = spark._jvm
     strings = jvm.org.apache.spark.sql.catalyst.util.CharVarcharUtils
-    # Delta stores STRING, and the declared type in the metadata.
+    # For CHAR and VARCHAR, Delta stores STRING, and the declared type in the column's metadata.
     stored = strings.replaceCharVarcharWithStringInSchema(plan.tableSchema())
     columns = StructType.fromJson(json.loads(stored.json()))
     return StructType([_column(column, origin) for column in columns])
@@ -156,11 +156,11 @@ def check_properties(
 
 
 def check_spec(table: str, spec: TableSpec) -> None:
-    """Refuse what no table can have, whether it exists or not."""
+    """Refuse a declaration that is invalid for new and existing tables."""
     check_columns(spec.schema, table)
     names = {column.name.lower() for column in spec.schema}
     for column in (*spec.partition_cols, *spec.cluster_by):
-        # Only clustering columns may be fields.
+        # Only clustering columns may be nested fields.
         top = column if spec.partition_cols else column.split(".")[0]
         if not {column.lower(), top.lower()} & names:
             raise PlanError(
@@ -182,7 +182,7 @@ def check_spec(table: str, spec: TableSpec) -> None:
 
 
 def _column(column: StructField, origin: SourceLocation | None) -> StructField:
-    """A column of a statement with the metadata of Delta instead of that of the parser."""
+    """A parsed column with Delta's metadata keys instead of the parser's."""
     metadata = {_METADATA.get(key, key): value for key, value in (column.metadata or {}).items()}
     if "CURRENT_DEFAULT" in metadata:
         raise DefinitionError(

@@ -29,10 +29,11 @@ class ViewChangedError(Exception):
 
 
 class ViewWriter(FlowWriter):
-    """Adds rows to a view whose newest version is `version`; with keys, replaces rows.
+    """Adds rows to a view whose newest version is `version`, or replaces rows.
 
-    Rows are replaced after `collect`. `merges` name, by column, how a row is merged with the old
-    row of its key: by sum, min or max. After `collect_removed`, the written rows are added.
+    After `collect`, the rows of the collected keys are replaced. `merges` maps columns to the
+    aggregate (sum, min or max) that merges a row with the old row of its key. After
+    `collect_removed`, rows are removed and the written rows are added.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class ViewWriter(FlowWriter):
         self._count = 0
         self._touched: DataFrame | None = None
         self._merge: Callable[[DataFrame, DataFrame], DataFrame] | None = None
-        """The rows of the keys, given the old ones and the written ones, if both are needed."""
+        """Computes the rows of the keys from the old and the written rows, if both are needed."""
         self._removed: int | None = None
         self._added = 0
 
     def collect_removed(self, changed: Any, key: str) -> None:
-        """Collect the rows that `write_batch` removes, beside those that it adds.
+        """Collect the rows that `write_batch` removes, in addition to those that it adds.
 
-        `changed` are Penstock's `ChangedRows`. The removed ones are searched by their values in the
+        `changed` is Penstock's `ChangedRows`. The removed rows are searched by their values in the
         column `key`.
 
         Raises:
@@ -78,10 +79,10 @@ class ViewWriter(FlowWriter):
         row_count: str | None = None,
         count: int | None = None,
     ) -> tuple[int, DataFrame]:
-        """Collect the keys whose rows `write_batch` replaces; their number, and each key once.
+        """Collect the keys whose rows `write_batch` replaces.
 
-        Merged rows are left out if they are 0 in the column `row_count`. `count` is the number of
-        keys if each is there once.
+        Merged rows are omitted if the column `row_count` is 0. `count` is the number of keys, if
+        they are distinct. Returns the number of distinct keys, and the distinct keys.
 
         Raises:
             ViewChangedError: the rows of these keys cannot be replaced.
@@ -156,7 +157,7 @@ class ViewWriter(FlowWriter):
             return super()._commit_target(batch)
         result, rows = batch.result, batch.written.rows
         assert rows is not None
-        # A key may have many rows, and its rows may be gone.
+        # A key may have many rows, or no new row.
         count = max(self._count, min(result.rows_written, MOST_KEYS))
         if self._merge is None:
             version = self._keyed.replace(
@@ -202,7 +203,7 @@ def _with_copies(old: DataFrame, changes: DataFrame) -> DataFrame:
         if "double" not in kind and "float" not in kind:
             groups.append(column)
             continue
-        # GROUP BY makes one of -0.0 and 0.0; their texts differ.
+        # GROUP BY treats -0.0 and 0.0 as equal; their strings differ.
         text = column.cast("string").alias(f"{COPIES}_text_{name}")
         groups += [column.alias(f"{COPIES}_{name}"), text]
         sums.append(F.first(column).alias(name))

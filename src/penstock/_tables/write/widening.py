@@ -1,4 +1,4 @@
-"""Wider types: those that hold the values of two types, and Delta's ALTER TABLE for them.
+"""Wider types, which hold the values of two types, and Delta's ALTER TABLE for them.
 
 Existing files are not rewritten; they are read with the wider type.
 """
@@ -82,7 +82,7 @@ def _decimal(have: T.DataType, want: T.DataType) -> T.DataType | None:
 
 
 def _digits(kind: T.DataType, of_integers: dict[type[T.DataType], int]) -> tuple[int, int]:
-    """Digits before and after the point; 0 before it for a type that no decimal holds."""
+    """Digits before and after the decimal point; (0, 0) for a type that no decimal holds."""
     if isinstance(kind, T.DecimalType):
         return max(kind.precision - kind.scale, 1), kind.scale
     return of_integers.get(type(kind), 0), 0
@@ -104,7 +104,7 @@ def widen(table: T.StructType, query: T.StructType) -> tuple[T.StructType, tuple
 def merged(schemas: Iterable[T.StructType]) -> T.StructType:
     """The columns of several queries for one table.
 
-    A column has the type that holds all values of both, if there is one, else the first.
+    A column has a type that holds the values of all queries if there is one, otherwise the first.
     """
 
     def leaf(have: T.DataType, want: T.DataType, _: ColumnPath) -> T.DataType:
@@ -152,10 +152,10 @@ def alter_types(
     *,
     origin: SourceLocation | None = None,
 ) -> None:
-    """Widen columns of a table without rewriting files, in two commits: the property, the types.
+    """Widen columns of a table without rewriting files, in two commits.
 
-    The property is `delta.enableTypeWidening`; readers need Delta 4.0 or newer from then on.
-    Delta refuses for example if a CHECK constraint or a generated column depends on the column.
+    The first one sets `delta.enableTypeWidening`, after which readers need Delta 4.0 or newer.
+    Delta refuses, for example, a column on which a CHECK constraint or generated column depends.
     """
     properties = {ENABLED: "true"}
     if any(isinstance(change.after, T.TimestampNTZType) for change in changes):
