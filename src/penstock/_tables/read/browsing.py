@@ -66,7 +66,7 @@ class TableBrowser:
     def preview(self, dataset: str, path: str | None, *, limit: int) -> dict[str, Any]:
         """Some rows of a table, starting with its newest files; values as strings or null.
 
-        `total` is null if unknown, `more_columns` is the number of omitted columns.
+        `total` is null if unknown; `more_columns` is the number of omitted columns.
         """
         with self._readers:
             snapshot = self._table(self._path(dataset, path)).snapshot()
@@ -92,8 +92,8 @@ class TableBrowser:
     def table(self, dataset: str, path: str | None) -> dict[str, Any]:
         """Files and versions of a table, newest first, from its log; see `newest_versions`.
 
-        `small_files` are those below 16 MiB; `advice` is null unless many of them make reading
-        slow.
+        `small_files` is the number of files below 16 MiB; `advice` is null unless many of them make
+        reads slow.
         """
         folder = self._path(dataset, path)
         with self._readers:
@@ -113,8 +113,8 @@ class TableBrowser:
     def quarantines(self, paths: Mapping[str, str | None]) -> list[dict[str, Any]]:
         """Every table that has a quarantine, by name; with a `problem` if it is not readable.
 
-        `rules` are counts per rule of the first `counted` rows, `rows` is null if unknown, `newest`
-        is in milliseconds.
+        `rules` are the counts per rule of `counted` rows, `rows` is null if unknown, `newest` is in
+        milliseconds.
         """
         folders = {name: self._path(name, path) for name, path in paths.items()}
         for name in self._stored():

@@ -8,9 +8,9 @@ from typing import Any
 from penstock._observe.masking import masked_values
 
 MAX_CELL = 400
-"""Characters of a cell."""
+"""Maximum length of a cell in characters."""
 MAX_READ = 64_000
-"""Characters of a value that are looked at."""
+"""Maximum length of the part of a value that is read, in characters."""
 _MAX_DEPTH = 12
 _MAX_ITEMS = 500
 # Greater integers are not exact in JavaScript.

@@ -252,7 +252,7 @@ def _table(
     committed = _opened(path).transaction_version(
         app_id(record.pipeline, checkpoint.flow, checkpoint.epoch)
     )
-    # Read after the table: the flow may run.
+    # Read after the table, because the flow may be running.
     newest = newest_of_checkpoint(checkpoint.flow, checkpoint.epoch, checkpoint.path)
     last = newest.last_planned
     if committed is not None and (last is None or committed > last):
@@ -262,7 +262,7 @@ def _table(
 
 
 def _note(checkpoint: Checkpoint) -> Mapping[str, NotedCommit] | None:
-    """The newest commits of a flow, as noted beside its checkpoint; `None` if there is no note."""
+    """The newest commits of a flow, as noted in its checkpoint; `None` if there is no note."""
     try:
         text = (checkpoint.path / NOTE_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -311,7 +311,7 @@ def _lost_state(
         if any(_opened(path).transaction_version(each) is not None for each in identities)
     )
     table = next(targets, None)
-    # Only flows into tables have a note: that of this one was dropped.
+    # Only flows into tables have a note: with a note, the table of this flow was dropped.
     if table is None and (not checkpoint.finished or note is not None):
         return None
     file = local_path(layout_of(settings).flow_state(checkpoint.flow))
@@ -329,7 +329,7 @@ def _table_logs(settings: PipelineSettings) -> Iterator[Finding]:
 
 
 def _opened(path: Path) -> "DeltaTable":
-    """A table at the newest version with a file."""
+    """A table at the newest version that has a file in the log."""
     from deltalake import DeltaTable
 
     log = local_log(str(path))

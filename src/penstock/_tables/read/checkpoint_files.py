@@ -28,7 +28,7 @@ class LoggedBatch:
     """A file of `offsets`; `conf` are the settings that Spark stores in the checkpoint."""
 
     batch_id: int
-    offsets: tuple[Any, ...]  # per source: JSON, or another string; None = no offset yet
+    offsets: tuple[Any, ...]  # per source: JSON, or another string; None means no offset yet
     watermark_ms: int | None
     timestamp_ms: int | None  # when it was planned
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Checkpoint:
     finished: tuple[int, ...]  # ids of the batches in `commits`, ascending
     damaged: Mapping[str, str]  # unreadable files, relative to the folder, with the reason
     state: tuple[StatePartition, ...]
-    size: int  # of the folder, in bytes
+    size: int  # size of the folder in bytes
 
     @property
     def last_planned(self) -> int | None:
@@ -81,7 +81,7 @@ class FlowRecord:
     epoch: str
     target_id: str | None  # Delta's table id; None for a sink, or before the first start
     has_started: bool
-    pipeline: str  # in the identity of its writers
+    pipeline: str  # name of the pipeline in the application id of its writers
 
 
 def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
@@ -98,7 +98,7 @@ def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
                 pipeline=str(body.get("pipeline") or settings.name),
             )
         except (OSError, ValueError, KeyError, TypeError):
-            # Truncated by a crash. A start without it is refused if the table has its batches.
+            # Truncated by a crash. The flow cannot start without it if the table has its batches.
             continue
     return records
 
@@ -137,8 +137,8 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
 
 
 def _is_of_batch_query(path: Path) -> bool:
-    """Whether a folder has no files of Spark: a one-time flow records its batch there."""
-    # A process that is killed while it writes such a file leaves one that begins with a dot.
+    """Whether a folder has only the files that one-time flows write, and no files of Spark."""
+    # A process that is killed while it writes such a file leaves a file that begins with a dot.
     names = (file.name.removeprefix(".") for file in path.iterdir())
     return all(name.startswith((DECISION_FILE, NOTE_FILE)) for name in names)
 
@@ -154,7 +154,7 @@ def _root(settings: PipelineSettings) -> Path:
 
 
 def newest_of_checkpoint(flow: str, epoch: str, path: Path) -> Checkpoint:
-    """The newest two batches of a current checkpoint: what the next start reads."""
+    """A current checkpoint with its newest two batches, which the next start reads."""
     return read_checkpoint(flow, epoch, path, last=2)
 
 
@@ -169,14 +169,14 @@ def table_offsets(text: str) -> Iterator[dict[str, Any]]:
 
 
 def source_offsets(text: str) -> list[Any]:
-    """The offsets of all sources in a file of `offsets`, below its version and its settings."""
+    """The offsets of all sources in a file of `offsets`, without its version and settings."""
     return [_offset(line) for line in lines_of(text)[2:]]
 
 
 def read_checkpoint(
     flow: str, epoch: str, path: Path, *, is_current: bool = True, last: int = 0
 ) -> Checkpoint:
-    """The content of a checkpoint; with `last`, only so many batches, without state and size."""
+    """The content of a checkpoint; with `last`, only that many batches, without state and size."""
     damaged: dict[str, str] = {}
     files = [] if last else [file for file in path.rglob("*") if file.is_file()]
     return Checkpoint(
@@ -197,7 +197,7 @@ def read_checkpoint(
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # Spark has removed it since it was listed
+    except FileNotFoundError:  # Spark has deleted it since it was listed
         return 0
 
 

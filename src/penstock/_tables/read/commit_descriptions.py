@@ -1,4 +1,4 @@
-"""Commits of a local Delta log as the dashboard shows them, with secrets masked."""
+"""Commits of a local Delta log, as shown by the dashboard, with secrets masked."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ _MOST_BYTES = 8 << 20
 
 
 class Commits:
-    """The commits that added files; read from the newest one back, as far as needed."""
+    """The commits that added files, read backwards from the newest one as far as needed."""
 
     def __init__(self, table: Path) -> None:
         self._table = table
@@ -48,7 +48,7 @@ class Commits:
 
 
 def newest_versions(table: Path, version: int) -> list[dict[str, Any]]:
-    """The last commits up to a version, newest first, without deleted ones."""
+    """The last commits up to a version, newest first, until a deleted commit."""
     versions = []
     left = _MOST_BYTES
     for number in range(version, max(-1, version - _SHOWN_VERSIONS), -1):
@@ -69,8 +69,8 @@ def newest_versions(table: Path, version: int) -> list[dict[str, Any]]:
 def _commit(table: Path, number: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Operation, flow and counts of a commit, with secrets masked; and the files that it added.
 
-    `at` is in milliseconds, `rows` is the number of added rows, null if unknown. Both are empty if
-    the commit was deleted.
+    `at` is in milliseconds; `rows` is the number of added rows, null if unknown. Both results are
+    empty if the commit was deleted or cannot be read.
     """
     try:
         lines = commit_lines(table, number)

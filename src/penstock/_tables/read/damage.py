@@ -1,9 +1,9 @@
 """Finds missing and truncated files in the log of a table, and lost commits of flows.
 
-Delta takes the newest existing file for the newest version, and does not read commits that have a
+Delta treats the newest existing file as the newest version, and does not read commits that have a
 checksum file. So a lost commit causes no error, and a truncated one only after further commits.
 
-Messages are used by the start of a flow and by `penstock checkpoint doctor`.
+The messages are used when a flow starts, and by `penstock checkpoint doctor`.
 """
 
 import json
@@ -42,7 +42,7 @@ class TableLog:
 
 
 def torn(text: str) -> str:
-    """The damage of a commit's text; empty if every line is an action."""
+    """The damage of a commit's content; empty if every line is an action."""
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return "is empty"
@@ -62,9 +62,9 @@ def log_of(
     read: Callable[[str], str],
     exists: Callable[[str], bool] = lambda _: False,
 ) -> TableLog:
-    """Check the listing of a log, and the text of its newest commit.
+    """Check the listing of a log, and the content of its newest commit.
 
-    `exists` is called for files that the listing, made during concurrent commits, lacks.
+    `exists` is called for missing files: the listing may be incomplete due to concurrent commits.
     """
     commits: set[int] = set()
     checkpoint = -1
@@ -74,7 +74,7 @@ def log_of(
         elif ".checkpoint." in name and (match := _CHECKPOINT.fullmatch(name)):
             checkpoint = max(checkpoint, int(match[1]))
     if not commits:
-        # After log cleanup there may be a checkpoint alone.
+        # After log cleanup, there may be only a checkpoint.
         return TableLog(newest=checkpoint if checkpoint >= 0 else None)
     newest = max(commits)
     first = checkpoint + 1 if checkpoint >= 0 else 0
@@ -89,7 +89,7 @@ def log_of(
 
 
 def local_log(table: str) -> TableLog | None:
-    """The log of a local table; `None` for remote storage, and without a log."""
+    """The log of a local table; `None` for remote storage, or if there is no log."""
     path = local_path(table)
     if path is None:
         return None
@@ -127,7 +127,7 @@ def _log_error(table: TableRef, log: TableLog) -> SetupError:
 
 
 def check_commit(delta: "DeltaJvm", table: TableRef, newest: int) -> None:
-    """Check the text of the newest commit only, without a listing."""
+    """Check the content of the newest commit only, without a listing."""
     lines = delta.commit_lines(table.path, newest) if newest >= 0 else None
     problem = "" if lines is None else torn("\n".join(lines))
     if problem:
@@ -187,9 +187,10 @@ class Damage:
 def behind(
     checkpoint: Checkpoint, target: str, role: str, commit: NotedCommit, last: int, newest: int
 ) -> Damage:
-    """A table lacks commits of its flow: those after batch `last` (-1 = none) up to `commit`.
+    """A table lacks commits of its flow: those after batch `last` up to `commit`.
 
-    `role` is that of the table in the dataset `target`, `newest` its version.
+    `last` is -1 if the table has no batch of the flow. `role` is the role of the table in the
+    dataset `target`, and `newest` is its newest version.
     """
     flow = checkpoint.flow
     first, end = last + 1, commit.batch_id
@@ -253,7 +254,7 @@ def unreadable(
 
 
 def older(flow: str, target: str, path: str, *, last: int, newest: int | None) -> Damage:
-    """A table has batches of a checkpoint up to `last`, its newest one is `newest` (if any)."""
+    """A checkpoint ends at batch `newest` (if any), but its table has batches up to `last`."""
     if newest is None:
         message = f"the checkpoint of flow {flow!r} is gone: {path} has no batches or no `metadata`"
     else:
@@ -279,7 +280,7 @@ def sink_checkpoint_lost(flow: str, path: str) -> Damage:
 
 
 def state_lost(flow: str, table: str | None, checkpoint: str, state: str) -> Damage:
-    """`table` has batches of a flow without state; `None` for a sink."""
+    """The state file of a flow is lost, but `table` (`None` for a sink) has batches of the flow."""
     rebuild = "" if table is None else f"--full-refresh {table} rebuilds it from its sources; or "
     return Damage(
         message=f"the state of flow {flow!r} ({state}) is missing or damaged, but "
@@ -325,7 +326,7 @@ def _shown(offsets: Sequence[Any]) -> str:
 
 
 def _start(checkpoint: Checkpoint, last: int) -> str | None:
-    """The value of `--from` for a start after a batch; `None` if there is none."""
+    """The value of `--from` for a start after a batch; `None` if there is no such value."""
     offsets = _offsets(checkpoint, last)
     if last < 0:
         return "earliest"

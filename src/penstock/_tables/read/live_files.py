@@ -4,15 +4,15 @@ from typing import Any
 
 from penstock._tables.delta_log import DeltaJvm
 
-# Of more files, the contents take too much memory of this process.
+# The contents of more files take too much memory of this process.
 _MOST_LISTED = 10_000
 
 
 class LiveFiles:
     """Files of versions of a table, given Delta's snapshots of them.
 
-    `LiveFiles` in the JVM keeps them; a borrowed session without Penstock's Java classes lets Delta
-    compute those of each version.
+    `LiveFiles` in the JVM keeps them. In a borrowed session without Penstock's Java classes, Delta
+    computes the files of each version.
     """
 
     def __init__(self, delta: DeltaJvm, path: str) -> None:
@@ -33,7 +33,7 @@ class LiveFiles:
         return self._delta.seq(list(snapshot.allFiles().collect()))
 
     def listed(self, snapshot: Any) -> list[dict[str, Any]] | None:
-        """Contents of all files; `None` if there are many, or only Delta can list them."""
+        """Contents of all files; `None` if there are too many, or only Delta can list them."""
         if not self._delta.has_own_classes:
             return None
         files = self.jvm.withoutQuery(snapshot)

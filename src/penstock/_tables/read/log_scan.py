@@ -1,8 +1,7 @@
-"""Answers from the newest commits of a table's log, read directly.
+"""Reads facts about a table directly from the newest commits of its log.
 
-Delta would compute all of them from the state of the whole table, which takes a Spark job or two:
-most of the time of a small update. Each function returns `None` if the log is too long or was
-cleaned up; the caller then asks Delta.
+Delta would compute the state of the whole table, which takes one or two Spark jobs: most of the
+time of a small update. Results are partial, or `None`, if the log is too long or was cleaned up.
 """
 
 import json
@@ -46,10 +45,10 @@ def last_batches(delta: DeltaJvm, path: str, version: int, after: int = -1) -> d
 def read_commit_counts(
     spark: SparkSession, path: str, since_version: int = -1
 ) -> list[CommitResult]:
-    """What Penstock's commits after a version recorded, oldest first; without deleted commits."""
+    """The records of Penstock's commits after a version, oldest first, without deleted commits."""
     delta = DeltaJvm(spark)
     results = []
-    # From the newest back to the first that was deleted: all older ones were deleted, too.
+    # Backwards to the first deleted commit: all older ones were deleted, too.
     versions = range(delta.version(path), max(since_version, -1), -1)
     for version, lines in _commits(delta, path, versions):
         if lines is None:
@@ -63,11 +62,11 @@ def read_commit_counts(
 def append_only_start(
     delta: DeltaJvm, path: str, version: int, *, most: int = _WHOLE
 ) -> int | None:
-    """The version from which a stream sees every row of the table by reading appends alone.
+    """The version from which a stream gets every row of the table by reading only appends.
 
-    0, or the version after the last reset. `None` if files were removed since, even by a compaction
-    (VACUUM may have deleted the files of older commits), if columns or partitions changed, or if
-    the log is incomplete, or longer than `most`.
+    It is 0, or the version after the last commit that removed all rows. `None` if files were
+    removed since, even by a compaction (VACUUM may have deleted the files of older commits), if
+    columns or partitions changed, or if the log is incomplete or longer than `most`.
     """
     if version > most:
         return None
@@ -95,7 +94,7 @@ def append_only_start(
 class LoggedRemovals:
     """Commits that deleted or changed rows, without compactions."""
 
-    first: int  # the oldest version in the log
+    first: int  # the oldest version whose commit is still in the log
     versions: Mapping[int, tuple[str, int]]  # version to operation and time in milliseconds
 
 
@@ -113,7 +112,7 @@ def logged_removals(delta: DeltaJvm, path: str, version: int) -> LoggedRemovals:
 
 
 def keeps_rows(delta: DeltaJvm, path: str, since: int, version: int) -> bool:
-    """Whether the commits after a version, as those of OPTIMIZE, only rearranged the rows."""
+    """Whether the commits after a version only rearranged the rows, such as those of OPTIMIZE."""
     if not since <= version <= since + _WHOLE:
         return False
     for _, lines in _commits(delta, path, range(version, since, -1)):
@@ -126,9 +125,10 @@ def keeps_rows(delta: DeltaJvm, path: str, since: int, version: int) -> bool:
 
 
 def replaced_at(delta: DeltaJvm, path: str, version: int) -> int:
-    """When all rows of a table were last removed or replaced, in milliseconds; 0 if unknown.
+    """The timestamp, in ms, at which all rows of a table were last removed or replaced.
 
-    A RESTORE counts as the version that it restored.
+    It is 0 if unknown, or if the rows were never replaced. A RESTORE counts as the version that it
+    restored.
     """
     at = version
     while at >= 0:
@@ -156,9 +156,10 @@ def file_identity(file: Mapping[str, Any]) -> tuple[str, str]:
 def _commits(
     delta: DeltaJvm, path: str, versions: Sequence[int]
 ) -> Iterator[tuple[int, list[str] | None]]:
-    """The lines of commits, `None` if it was deleted; after the first one, several at a time.
+    """The lines of each commit, `None` if it was deleted.
 
-    The first is often enough. On an object store, each one is a request.
+    On remote storage, each commit is a request: the first one, which is often sufficient, is read
+    alone, and the others several at a time.
     """
     read = partial(delta.commit_lines, path)
     if local_path(path) is not None:

@@ -69,7 +69,7 @@ def read_table(
 def read_quarantine(
     settings: PipelineSettings, name: str, limit: int, *, ids: bool = False
 ) -> TablePreview:
-    """The newest rows of a table's quarantine: violated rules, source position, the row."""
+    """The newest rows of a table's quarantine: violated rules, source position and row."""
     return read_table(settings, quarantine_name(name), limit, REASON_COLUMNS, ids=ids)
 
 

@@ -56,7 +56,7 @@ class RemoteTables:
         )
 
     def read_quarantine(self, name: str, limit: int) -> TablePreview:
-        """Like `preview.read_quarantine`, without ids, which a replay takes for local tables."""
+        """Like `preview.read_quarantine`, but without row ids."""
         return self.read_table(quarantine_name(name), limit, REASON_COLUMNS)
 
     def list_quarantines(self) -> list[QuarantineSummary]:
@@ -134,6 +134,6 @@ def copy_small_files(
             else:
                 _, target = hadoop_path(spark, local.as_uri())
                 system.copyToLocalFile(False, status.getPath(), target, True)
-            # When a checkpoint was created and a batch was finished.
+            # The time shows when a checkpoint was created, or a batch was finished.
             changed = int(status.getModificationTime()) * 1_000_000
             os.utime(local, ns=(changed, changed))

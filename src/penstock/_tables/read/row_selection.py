@@ -1,7 +1,7 @@
-"""Selects rows of a quarantine for a replay; and ids of single rows.
+"""Selection of rows of a quarantine for a replay, and ids of single rows.
 
-The id of a row consists of its file and its position there. It is valid as long as the file is in
-the table, and can be computed with and without Spark.
+The id of a row consists of its file and its position in the file. It is valid as long as the file
+is in the table, and can be computed with and without Spark.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ def row_id(file_name: str, position: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSelection:
-    """Rows that match all criteria; all rows without criteria.
+    """Rows that match all criteria; without criteria, all rows.
 
     Raises `QUARANTINE_SELECTION_INVALID` for an empty criterion or an invalid row id.
     """
 
-    rules: tuple[str, ...] = ()  # rows that violated any of these
+    rules: tuple[str, ...] = ()  # rows that violated any of these rules
     where: str | None = None  # a SQL condition
     rows: tuple[str, ...] = ()  # ids
 
     def __post_init__(self) -> None:
         if "" in self.rules or (self.where is not None and not self.where.strip()):
-            # An empty variable of a script must not select all rows.
+            # An empty variable in a script must not select all rows.
             raise _invalid("a rule or a condition is empty", "omit the option to select all rows")
         for text in self.rows:
             if _ROW_ID.fullmatch(text) is None:

@@ -1,7 +1,7 @@
 """Reads a local Delta table without Spark: no JVM, no lease, also while an update writes.
 
-delta-rs reads the log, pyarrow the files, newest first and only as many as needed. Deletion vectors
-and column mapping by name are applied; tables with other features are refused.
+delta-rs reads the log, and pyarrow the files, newest first and only as many as needed. Deletion
+vectors and column mapping by name are applied; tables with unsupported features are refused.
 """
 
 import json
@@ -46,7 +46,7 @@ _LISTED = ("path", "num_records", "size_bytes", "modification_time")
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
     path: Path
-    name: str  # in the log
+    name: str  # the path in the log
     rows: int | None  # including deleted ones; None if unknown
     size: int
     at: int  # when it was written, in milliseconds since the epoch
@@ -69,8 +69,8 @@ class Column:
 class Snapshot:
     """A version of a table.
 
-    `kept` has a flag per row for files with deletion vectors, false = deleted. Rows beyond the last
-    flag are not deleted.
+    For files with deletion vectors, `kept` has a flag per row; false means deleted. Rows beyond the
+    last flag are not deleted.
     """
 
     version: int
@@ -153,7 +153,7 @@ def _row(
 
 
 def _values(batch: Any) -> list[dict[str, Any]]:
-    """The rows of a batch; if Python has no year of a time, all times are numbers."""
+    """The rows of a batch; all times are numbers if Python cannot represent one of them."""
     import pyarrow as pa
 
     def numeric(kind: Any) -> Any:
@@ -177,7 +177,7 @@ def _values(batch: Any) -> list[dict[str, Any]]:
 
 
 def _time_text(value: int, kind: str) -> str:
-    """Days or microseconds since 1970 in ISO 8601, in any year."""
+    """Format days or microseconds since 1970 in ISO 8601; supports all years."""
     days, micros = (value, 0) if kind == "date" else divmod(value, _MICROS_OF_DAY)
     cycles, rest = divmod(days, _DAYS_OF_400_YEARS)  # after which the calendar repeats itself
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=rest, microseconds=micros)
@@ -244,7 +244,7 @@ class StoredTable:
                 return self._snapshot
             try:
                 if self._table is not None and self._newest_commit() != self._newest:
-                    # Dropped and recreated: delta-rs looks for later versions only.
+                    # The table was recreated: delta-rs would read only later versions.
                     self._table = self._snapshot = None
                     self.commits = Commits(self.path)
                 if self._table is None:
@@ -270,7 +270,7 @@ class StoredTable:
             return known
 
     def _newest_commit(self) -> tuple[int, int] | None:
-        """Identity of the file of the known version, which changes if it is replaced."""
+        """Identity of the file of the known version, which changes if the file is replaced."""
         try:
             stat = (self.path / "_delta_log" / commit_file(self._table.version())).stat()
         except OSError:
