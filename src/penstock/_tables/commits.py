@@ -33,7 +33,7 @@ class CommitResult:
     rows_quarantined: int = 0
     rows_dropped: int = 0  # removed by a drop rule, with quarantine off
     rows_late: int = 0  # behind the watermark; those kept count as quarantined, too
-    rows_duplicate: int = 0  # with a key of an existing row (deduplicate_by)
+    rows_duplicate: int = 0  # with the key of a row in the table or batch (deduplicate_by)
     rules: Mapping[str, RuleCounts] = field(default_factory=dict)  # over all rows of the batch
     fingerprint: str | None = None  # fingerprint of a materialized view's query
     timestamp_ms: int | None = None  # None before it is read back

@@ -115,7 +115,7 @@ class EventShape(RowShape):
         return _nullable(self.values or (T.StructField(PLACEHOLDER, T.BooleanType()),))
 
     def op(self) -> Column:
-        """The operation of a row of the source; a delete overrides an upsert, a truncate both."""
+        """The operation of a source row; a delete overrides an upsert, and a truncate both."""
         op = F.lit(UPSERT)
         for condition, code in (
             (self.spec.apply_as_deletes, DELETE),
@@ -140,8 +140,7 @@ class EventShape(RowShape):
     ) -> tuple[list[Column], list[Column]]:
         """Expressions for `events`, which a writer builds once.
 
-        Stored keys may be spelled in another case; stored values are at least the columns of the
-        flow.
+        Stored keys may be spelled in another case; stored values include all columns of the flow.
         """
         skip = [self._skip().alias("skip")] if self.shape.has_partial else []
         first = [
@@ -212,7 +211,7 @@ def _is_set(value: Column, kind: T.DataType) -> Column:
 
 
 def comparable(value: Column, kind: T.DataType) -> Column:
-    """A value as a type that can be compared and hashed, unlike maps and variants."""
+    """Convert a value to a type that can be compared and hashed, unlike maps and variants."""
     if not _is_opaque(kind):
         return value
     if isinstance(kind, T.VariantType):
@@ -236,8 +235,8 @@ def comparable(value: Column, kind: T.DataType) -> Column:
 def digest(values: Column, kind: T.StructType, *more: Column) -> Column:
     """A hash of the values of an event, independent of the order of stored columns.
 
-    Spark's hash skips NULL, so `(1, NULL)` and `(NULL, 1)` would have the same one: the names of
-    the fields that are set are hashed, too, and nested fields as JSON with NULLs.
+    Spark's hash skips NULL, so `(1, NULL)` and `(NULL, 1)` would have the same hash. Therefore, the
+    names of the fields that are not NULL are also hashed, and nested fields as JSON with NULLs.
     """
     fields = sorted(kind, key=lambda field: field.name.lower())
     parts = {field.name: values.getField(field.name) for field in fields}

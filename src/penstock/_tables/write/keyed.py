@@ -2,9 +2,9 @@
 
 Small tables are rewritten as a whole. In larger ones, the rows of the keys are searched by a job
 over the key columns alone, and deleted by deletion vectors, or with their files if the table must
-not have vectors. Delta's MERGE, which runs a dozen jobs, is for tables that only it can change. The
-commits of rows are fenced. To give a table deletion vectors takes up to two more commits before
-that, without a fence.
+not have vectors. Delta's MERGE, which runs a dozen jobs, is used for tables that cannot be changed
+otherwise. The commits of rows are fenced. Enabling deletion vectors takes up to two more commits
+before that, without a fence.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,15 +33,16 @@ from penstock._tables.write.key_joins import (
 from penstock._tables.write.merge import merge_rows
 from penstock._tables.write.schema import COLUMN_MAPPING, is_computed, union
 
-# Deletion vectors are faster for most of these tables, too, but some readers refuse them.
+# Tables up to this size are rewritten. Deletion vectors would be faster for most of them, too, but
+# some readers refuse them.
 REWRITE_BYTES = 2 * 1024 * 1024
-# Keys are collected to the driver, and sent to the tasks that search them.
+# The maximum number of keys that are collected to the driver and sent to the tasks that search.
 MOST_KEYS = 500_000
 _KEY = "penstock_key"
 _VECTORS = "delta.enableDeletionVectors"
 _DEFAULT = "spark.databricks.delta.properties.defaults."
 _STATISTICS = "spark.databricks.delta.stats.collect"
-# The text of a partition value of these types is that of a cast.
+# For these types, the string of a partition value is the result of a cast.
 _PARTITION_TYPES = (
     T.ByteType,
     T.ShortType,
@@ -78,14 +79,14 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class KeyedTable:
-    """A table whose rows belong to keys.
+    """A table whose rows are replaced by key.
 
     If streams read the table, a commit that only adds keys must only add files. `on_vectors` is
     called when a table gets deletion vectors, which older readers of Delta cannot read.
     """
 
     table: FencedTable
-    way: Way | None = None  # None = by size and properties of the table
+    way: Way | None = None  # None means by size and properties of the table
     is_streamed: bool = False
     on_vectors: Callable[[], None] | None = None
 
@@ -102,9 +103,9 @@ class KeyedTable:
     ) -> int | None:
         """Replace all rows of some keys; returns the new version.
 
-        `touched` has the keys as structs in a column `k`, each once if it `searches` no rows;
-        `count` is about the number of keys, and `keys` is from `collected`. Without `deletes`, each
-        of them has a new row. The schema of the transaction is evolved.
+        `touched` has the keys as structs in a column `k`, without duplicates unless `searches` is
+        true; `count` is the approximate number of keys, and `keys` is from `collected`. Without
+        `deletes`, each key has a new row. The schema of the transaction is already evolved.
         """
         way = self.way_for(txn, touched, count)
         if txn.metadata.partition_columns:
@@ -131,10 +132,11 @@ class KeyedTable:
         keys: Any,
         removed: int | None = None,
     ) -> int | None:
-        """Replace the rows of keys by what `merge` makes of them and of `rows`; the new version.
+        """Replace the rows of keys by the result of `merge` for them and `rows`.
 
-        As `replace`, but not by MERGE. In a small table, `merge` gets all rows. If the keys have
-        just so many rows as are to be `removed`, `rows` replace them, and they need not be read.
+        Like `replace`, but not by MERGE. In a small table, `merge` gets all rows. If the keys have
+        exactly `removed` rows, these are replaced by `rows` without being read. Returns the new
+        version.
         """
         way, session = self.way_for(txn, touched, count), touched.sparkSession
         if way is Way.TABLE:
@@ -167,7 +169,7 @@ class KeyedTable:
     def _rows_as_stored(
         self, txn: TableTransaction, session: SparkSession, without_keys: Any = None
     ) -> DataFrame | None:
-        """All rows, without a query of the table; `None` if only a query can return them."""
+        """All rows, read without a query; `None` if only a query of the table can return them."""
         txn.jvm.readWholeTable()
         snapshot, live = txn.jvm.snapshot(), self.table.live_files.jvm
         rows = self.table.delta.own.FileRows.tableRows(
@@ -179,7 +181,7 @@ class KeyedTable:
         return has_exact_keys(self.table.delta, key_type(touched))
 
     def collected(self, txn: TableTransaction, touched: DataFrame) -> Any:
-        """The keys of a batch on the driver, as `BatchKeys`; they may be there several times."""
+        """The keys of a batch, collected as `BatchKeys`; `touched` may have duplicates."""
         by_name = {name.lower(): name for name in txn.metadata.schema.names}
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
         fields = key_type(touched).fields
@@ -202,7 +204,7 @@ class KeyedTable:
         if self.way is not None:
             return self.way
         configuration = txn.metadata.configuration
-        # Identity columns, change feed and row tracking are kept only by MERGE.
+        # Only MERGE supports generated and identity columns, change data feed and row tracking.
         if any(is_computed(column) for column in txn.metadata.schema):
             return Way.MERGE
         for feature in ("delta.enableChangeDataFeed", "delta.enableRowTracking"):
@@ -229,14 +231,14 @@ class KeyedTable:
         fields = key_type(touched).fields
         types = {field.name.lower(): _nullable(field.dataType) for field in txn.metadata.schema}
         if any(types.get(field.name.lower()) != _nullable(field.dataType) for field in fields):
-            return False  # Values of another type have other bytes.
+            return False  # values of another type have another binary representation
         partitioned = {name.lower() for name in txn.metadata.partition_columns}
         keys = [(f.name.lower() in partitioned, f.dataType) for f in fields]
         has_texts = all(isinstance(kind, _PARTITION_TYPES) for is_part, kind in keys if is_part)
         return has_texts and not all(is_part for is_part, _ in keys)
 
     def _with_vectors(self, txn: TableTransaction, batch_id: int | None) -> TableTransaction:
-        """A transaction on the table after it was given deletion vectors, if it has none."""
+        """A transaction on the table after deletion vectors are enabled, if they are not yet."""
         if txn.metadata.configuration.get(_VECTORS, "").lower() == "true":
             return txn
         txn = self.table.commit_evolution(txn, batch_id)
@@ -283,7 +285,7 @@ class KeyedTable:
     ) -> int:
         other = None
         if keys is not None and self._can_search(txn, touched):
-            # Without planning a join.
+            # Avoids planning a join.
             other = self._rows_as_stored(txn, rows.sparkSession, without_keys=keys)
         if other is None:
             other = without_keys(in_one_task(self.table.rows(txn, rows)), in_one_task(touched))
@@ -297,7 +299,7 @@ class KeyedTable:
 
 
 def text_partitions(txn: TableTransaction, fields: StructType) -> list[str]:
-    """Columns in which Delta stores some texts as NULL."""
+    """Partition columns in which Delta stores `NULL_TEXTS` as NULL."""
     partitioned = {name.lower() for name in txn.metadata.partition_columns}
     return [
         field.name
@@ -307,7 +309,7 @@ def text_partitions(txn: TableTransaction, fields: StructType) -> list[str]:
 
 
 def with_stored_keys(txn: TableTransaction, touched: DataFrame) -> DataFrame:
-    """Keys as the table has them."""
+    """Keys as the table stores them."""
     texts = text_partitions(txn, key_type(touched))
     if not texts:
         return touched
@@ -319,7 +321,7 @@ def with_stored_keys(txn: TableTransaction, touched: DataFrame) -> DataFrame:
 
 
 def with_stored_texts(txn: TableTransaction, rows: DataFrame) -> DataFrame:
-    """Rows as the table has them."""
+    """Rows as the table stores them."""
     texts = text_partitions(txn, rows.schema)
     return rows.withColumns({name: _stored(F.col(quoted(name))) for name in texts})
 

@@ -42,10 +42,11 @@ class LogTable:
         return state
 
     def has(self, writer: str, number: int, *, is_new: bool = False) -> bool:
-        """Whether a line is in the table; `is_new`: its writer writes only by this object.
+        """Whether a line is in the table.
 
-        A writer that is neither new nor in the newest commits is searched in the state of the
-        table, which takes seconds to compute.
+        With `is_new`, lines of the writer are only written by this object. A writer that is neither
+        new nor in the newest commits is searched in the state of the table, which takes seconds to
+        compute.
         """
         app = _app_id(writer)
         if app not in self._last and not is_new and not self._is_whole:

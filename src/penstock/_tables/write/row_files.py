@@ -1,6 +1,6 @@
-"""Writes the rows of a batch as files that are not committed yet: one job for two tables, or two.
+"""Writes the rows of a batch as files that are not committed yet, in one job or in two.
 
-Also the rows that a stateful operator refused, which the batch's query does not return.
+Also writes the rows that a stateful operator refused, which are not in the result of the query.
 """
 
 import json
@@ -33,23 +33,23 @@ from penstock._tables.write.staging import (
 from penstock.quality.split import DESTINATION, QUARANTINE_COLUMNS, TO_TABLE, RowSplit
 
 LATE = "late"
-"""Reason of a row behind the watermark."""
+"""Reason for a row behind the watermark."""
 NO_EVENT_TIME = "no_event_time"
-"""Reason of a row that belongs to no window, because its event time is NULL."""
+"""Reason for a row that belongs to no window, because its event time is NULL."""
 NO_SESSION_GAP = "no_session_gap"
-"""Reason of a row whose session window has a gap that is NULL or not positive."""
+"""Reason for a row whose session window has a gap that is NULL or not positive."""
 
 
 @dataclass(frozen=True)
 class Refused:
     """Rows of one batch that a stateful operator refused."""
 
-    late: int = 0  # behind the watermark; -1 = counted when `frame` is written
+    late: int = 0  # behind the watermark; -1 means counted when `frame` is written
     frame: DataFrame | None = None  # with the columns of the quarantine, if they are kept
 
 
 class FindLateRows(Protocol):
-    """Finds refused rows; called once per batch, when the batch has been computed."""
+    """Finds refused rows; called once per batch, after the batch was computed."""
 
     @property
     def keeps(self) -> bool:
@@ -66,7 +66,7 @@ class Written:
     counts: RowCounts
     actions: Sequence[Any] = ()  # for the target's commit
     bad: Sequence[Mapping[str, Any]] = ()  # `AddFile` contents below the quarantine table
-    duplicates: int = 0  # rows whose key the table has
+    duplicates: int = 0  # rows whose key is already in the table or in the batch
     rows: DataFrame | None = None  # the valid rows, for writers that merge them
 
 
@@ -94,10 +94,10 @@ class RowFiles:
         self._staging: Any = None
         self._staging_generation = -1
         self.replacing: TableTransaction | None = None
-        """Wrote the rows that replace the quarantine, and knows the names of columns in files."""
+        """Wrote the rows that replace the quarantine; has the physical names of their columns."""
 
     def write(self, df: DataFrame, txn: TableTransaction, schema: StructType) -> Written:
-        """Write all rows of a batch; `schema` is that of the target after the batch."""
+        """Write all rows of a batch; `schema` is the schema of the target after the batch."""
         self.replacing = None
         if self._split is None:
             files = txn.jvm.writeFiles(df._jdf)
@@ -108,7 +108,7 @@ class RowFiles:
         return self._two_jobs(df, txn, self._split)
 
     def row_count(self, files: Sequence[Mapping[str, Any]]) -> int:
-        """Rows in new files: from their statistics, or from their footers if those are off."""
+        """Rows in new files: from their statistics, or from their footers without statistics."""
         if all(file.get("stats") for file in files):
             return sum(int(json.loads(file["stats"])["numRecords"]) for file in files)
         root = self._target.ref.path
@@ -155,7 +155,7 @@ class RowFiles:
             release(kept)
 
     def write_bad(self, kept: DataFrame, counts: RowCounts) -> list[dict[str, Any]]:
-        """Write the rows for the quarantine among those of a batch with the split's columns."""
+        """Write those rows of a batch, which has the split's columns, that go to the quarantine."""
         split = self._split
         if not counts.bad_rows or self._quarantine is None or not (split and split.quarantine):
             return []
@@ -189,13 +189,13 @@ class RowFiles:
             self.replacing = txn
         else:
             txn = table.name_columns(txn, None)
-        # It may have the partitions of a target whose partition column Delta generates.
+        # The quarantine may be partitioned by a column that Delta generates in the target.
         rows = rows.select(*columns_as(schema, rows.schema.fields))
         return self._delta.file_contents(txn.jvm.writeFiles(rows._jdf))
 
 
 def _as_quarantine_rows(df: DataFrame, schema: StructType) -> DataFrame:
-    """Refused rows with the columns of the table: NULL if they have none of that name and type."""
+    """Refused rows with the columns of the table; NULL without a column of that name and type."""
     have = {field.name: field.dataType for field in df.schema}
     columns: list[Column] = []
     for field in schema:

@@ -240,7 +240,7 @@ def _named(name: str) -> Column:
 def columns_as(
     want: T.StructType, have: Sequence[T.StructField], column_of: Callable[[str], Column] = _named
 ) -> list[Column]:
-    """Columns cast to other types; they and their fields are matched by name, or else NULL.
+    """Columns cast to other types; columns and fields are matched by name, missing ones are NULL.
 
     Delta checks NOT NULL when it writes; a cast to it is refused.
     """

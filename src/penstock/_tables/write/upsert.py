@@ -35,7 +35,7 @@ class UpsertWriter(FlowWriter):
     """Writes the batches of one update-mode flow; in keys, NULL equals NULL.
 
     A row that violates a drop rule leaves the row with its key in the table unchanged. `way` and
-    `is_streamed` as in `KeyedTable`.
+    `is_streamed` are as in `KeyedTable`.
     """
 
     kind = "upsert"
@@ -68,7 +68,7 @@ class UpsertWriter(FlowWriter):
         return Written(counts, bad=self._files.write_bad(kept, counts), rows=rows)
 
     def _check_keys(self, txn: TableTransaction, rows: DataFrame, count: int) -> None:
-        """Refuse a batch in which two rows have the same key, because either could win."""
+        """Refuse a batch in which two rows have the same key: the result would be arbitrary."""
         touched = with_stored_keys(txn, rows.select(self._key.alias("k")))
         self._collected = None
         if count <= MOST_KEYS and self._keyed.can_collect(touched):
@@ -115,7 +115,7 @@ class UpsertWriter(FlowWriter):
         return replace(result, version=version)
 
 
-# Up to so many keys of a batch are broadcast to the tasks that read the table.
+# The maximum number of keys of a batch that are broadcast to the tasks that read the table.
 _BROADCAST_ROWS = 500_000
 _ATTEMPTS = 20
 _RANK = "penstock_rank"
@@ -123,14 +123,15 @@ _KEY = "penstock_key_"
 
 
 class UniqueWriter(FlowWriter):
-    """Adds the rows of a batch whose key the table does not have, one row per key.
+    """Adds the rows of a batch whose key is not in the table, one row per key.
 
-    Like an insert-only MERGE, as a transaction of our own with the fence and the counts of any
-    other batch. It has read the table, so a concurrent commit of another flow makes it fail, and
+    Like an insert-only MERGE, but in a transaction with the fence and the counts of any other
+    batch. The transaction reads the table, so it fails on a concurrent commit of another flow, and
     the batch is compared with the table again.
 
-    Of the rows with one key, the one with the smallest hash of its values is added, so the order of
-    the rows does not matter. A row with a NULL in its key is always added: NULL equals no value.
+    Among rows with the same key, the one with the smallest hash of its values is added, so the
+    order of the rows does not matter. A row with NULL in its key is always added: NULL equals no
+    value.
     """
 
     def __init__(

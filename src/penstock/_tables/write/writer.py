@@ -67,14 +67,14 @@ class FlowWriter:
     """Writes the batches of one flow. Not thread-safe: a flow has one batch at a time.
 
     The tables must exist (`prepare.prepare_table`). In complete mode, each batch `replaces` their
-    contents. `where` is the condition of a window: the batch has no other rows, and replaces the
-    rows that match it. A repeated batch of a `stateful` query is evaluated without being written,
-    and small batches are not written from one task, which would compute the state of all
+    contents. `where` is the condition of a window: all rows of the batch match it, and replace the
+    rows of the tables that do. A repeated batch of a `stateful` query is evaluated without being
+    written, and its small batches are not written by one task, which would compute the state of all
     partitions.
     """
 
     kind = "append"
-    """How rows are written; a recorded decision is completed by a writer of its kind."""
+    """How rows are written; a recorded decision is completed by a writer of the same kind."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class FlowWriter:
         self._app_id = app_id
         self._split = split
         self._target = FencedTable(self._delta, options["target"], app_id)
-        # If rows are not kept any more, those of an earlier decision still go there.
+        # Even if rows are no longer kept, those of an earlier decision are written there.
         self._decided_quarantine = (
             None if quarantine is None else FencedTable(self._delta, quarantine, app_id)
         )
@@ -111,7 +111,7 @@ class FlowWriter:
         self._coalesce = not self._stateful
         self._late = late
         self._apply_rules = options.get("apply_rules")
-        # A repeated batch replaces both tables again.
+        # With `replaces`, a repeated batch replaces both tables again.
         self._decisions = None if replaces else options.get("decisions")
         self._note = options.get("note")
         # Only the first batch after a start or a failure can have a recorded decision.
@@ -120,7 +120,7 @@ class FlowWriter:
         self._schema: tuple[int, StructType] | None = None
         self._fitting_generation = -1
         self._kept: DataFrame | None = None
-        """The batch, if a writer reads it several times; unpersisted after it."""
+        """The batch, if a writer reads it several times; unpersisted afterwards."""
 
     def write(self, df: DataFrame, batch_id: int) -> CommitResult:
         """Write one micro-batch; for `foreachBatch`. Writing it again has no effect.
@@ -309,7 +309,7 @@ class FlowWriter:
             former = FencedTable(self._delta, TableRef(path, path), self._app_id)
             table = former if self._delta.version(path) >= 0 else None
         if not self._is_partly_committed(decision, table):
-            return None  # no table has a part of it: the rules can be applied again
+            return None  # no part of it is committed: the rules can be applied again
         raise CheckpointError(
             "BATCH_UNFINISHED",
             f"batch {batch_id} of flow {self._flow!r} was interrupted between its commits and "
@@ -356,7 +356,7 @@ class FlowWriter:
     # -- rows ----------------------------------------------------------------------------------
 
     def _fitting(self, df: DataFrame, txn: TableTransaction) -> DataFrame:
-        """The batch in the types of the table, which another flow may have widened meanwhile."""
+        """The batch cast to the types of the table, which another flow may have widened."""
         if self._replaces or self._fitting_generation == self._target.generation:
             return df
         fitting = conform(df, txn.metadata.schema)
@@ -365,7 +365,7 @@ class FlowWriter:
         return fitting
 
     def _data_schema(self, df: DataFrame) -> StructType:
-        """The batch's own columns; read from the JVM only if they may differ from the last ones."""
+        """The data columns of the batch, read from the JVM only if its schema may have changed."""
         identity = int(df._jdf.schema().hashCode())
         if self._schema is None or self._schema[0] != identity:
             data = None if self._split is None else set(self._split.data_columns)
