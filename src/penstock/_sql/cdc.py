@@ -138,7 +138,7 @@ def _track_history(cursor: Cursor) -> dict[str, Any]:
 def _columns_or_rest(
     cursor: Cursor, clause: str
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """`(a, b)`, or `* EXCEPT (a, b)`: all but these; `*` alone is all."""
+    """Parse `(a, b)`, `* EXCEPT (a, b)`, or `*`; return the listed and the excluded columns."""
     if not cursor.accept("*"):
         return parse_columns(cursor, clause), None
     if cursor.accept("EXCEPT"):

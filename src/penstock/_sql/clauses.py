@@ -47,7 +47,7 @@ def in_any_order(
         parse = next((parse for begin, parse in known if cursor.accept(*begin)), None)
         if parse is None:
             rest = [begin for begin, _ in known]
-            # Of `APPLY AS DELETES` the last word is wrong.
+            # Report the first wrong word: `DELETES` in `APPLY AS DELETES`.
             while rest := [begin[1:] for begin in rest if begin and cursor.at(begin[0])]:
                 cursor.advance()
             raise cursor.unexpected(expected, words)
@@ -114,7 +114,7 @@ def _property_key(cursor: Cursor) -> str:
     if cursor.current.kind is TokenKind.STRING:
         return cursor.text("a property")
     key = cursor.identifier("the key of a property")
-    # Keys without quotes are dotted, as in `delta.enableChangeDataFeed`, `my-team.owner`.
+    # Keys without quotes may have separators: `delta.enableChangeDataFeed`, `my-team.owner`.
     while cursor.current.word in (".", "-", ":") and cursor.current.start == cursor.ahead(-1).end:
         key += cursor.advance().text + cursor.identifier("the key of a property")
     return key
@@ -127,7 +127,7 @@ def _property_value(cursor: Cursor, key: str) -> str:
     token = cursor.current
     if token.kind is TokenKind.NUMBER or (token.kind is TokenKind.WORD and not sign):
         cursor.advance()
-        # Booleans in lower case: Delta compares `true` as written.
+        # Booleans are written in lower case: Delta compares with `true`.
         return sign + (token.text.lower() if token.word in ("TRUE", "FALSE") else token.text)
     raise cursor.unexpected(f"a string, a number, `true` or `false` for the property `{key}`")
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class SqlContext:
     """State between the statements of a file; shared by the cells of a notebook.
 
-    `variables` replace `${key}` and `parameters` `:name`. `catalog` and `schema` are those of
-    `USE`, `None` = the pipeline's; `settings` those of `SET`, for later flows. `pipeline_schema` is
-    for names after a `USE CATALOG` without a schema.
+    `variables` replace `${key}` and `parameters` `:name`. `catalog` and `schema` are set by `USE`;
+    `None` means the pipeline's. `settings` are set by `SET`, for later flows. `pipeline_schema` is
+    the schema of names after a `USE CATALOG` without a schema.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def declare_sql(
 
 
 def _declarations(raw: Statement, context: SqlContext) -> Iterator[Declaration]:
-    """Substitute values and parse; a value may contain a `;`, and so several statements."""
+    """Substitute values and parse; a value with a `;` may result in several statements."""
     if raw.error is not None:
         raise raw.error
     filled = substitute_variables(raw.source, raw.tokens, context.variables)

@@ -23,12 +23,12 @@ class SqlName:
 
     @property
     def text(self) -> str:
-        """For a declaration, with backticks where needed."""
+        """The name for a declaration, with backticks where needed."""
         return ".".join(part if _PLAIN.fullmatch(part) else quoted(part) for part in self.parts)
 
     @property
     def shown(self) -> str:
-        """For the key of a flow, without backticks."""
+        """The name for the key of a flow, without backticks."""
         return ".".join(self.parts)
 
 

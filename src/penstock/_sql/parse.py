@@ -84,7 +84,7 @@ def _parse_set(cursor: Cursor) -> SetVariable | UseDefaults:
 
 
 def _parse_value(cursor: Cursor) -> str:
-    """The rest of the statement as written; a single string without its quotes."""
+    """Parse the rest of the statement as written; a single string loses its quotes."""
     start, first = cursor.position, cursor.current
     while not cursor.is_done:
         cursor.advance()

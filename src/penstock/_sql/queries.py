@@ -25,7 +25,7 @@ class SqlQuery:
     origin: SourceLocation
 
     def __call__(self) -> "DataFrame":
-        # Padding, so that line numbers in errors of Spark are those of the file.
+        # Padding makes the line numbers in Spark's errors those of the file.
         padding = "\n" * (self.query.line - 1) + " " * self.query.column
         df = reading.query(padding + self.query.text, catalog=self.catalog, schema=self.schema)
         return self._named(df) if self.columns else df
@@ -46,7 +46,7 @@ class SqlQuery:
         comments = {c.name: {"comment": c.comment} for c in self.columns if c.comment is not None}
         if not comments:
             return df
-        # `withMetadata` would take a dot in a name for a field.
+        # `withMetadata` would interpret a dot in a name as a field access.
         return df.select(
             *(df[quoted(name)].alias(name, metadata=comments.get(name)) for name in wanted)
         )

@@ -34,7 +34,7 @@ def take_query(cursor: Cursor, what: str) -> Query:
 
 
 def query_at(cursor: Cursor, first: Token, text: str) -> Query:
-    """A query that begins with the token `first`."""
+    """Return a query that begins with the token `first`."""
     line, column = cursor.source.line(first.start), cursor.source.column(first.start)
     return Query(text=text, line=line, column=column)
 
@@ -75,7 +75,7 @@ def _filled(tokens: Iterable[Token], parameters: Mapping[str, str]) -> list[Toke
 
 
 def _touch_ups(cursor: Cursor, start: int) -> Iterator[Edit]:
-    """Syntax that open-source Spark, or the resolution of names, needs in another form.
+    """Yield edits of syntax that open-source Spark, or the resolution of names, does not accept.
 
     * `WATERMARK ... DELAY OF INTERVAL '10 minutes'`: Spark needs the parts without quotes.
     * `IDENTIFIER('a.b')` becomes the name itself, so that it is resolved like any other.

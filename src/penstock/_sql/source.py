@@ -12,7 +12,7 @@ _BREAK = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True)
 class Edit:
-    """A part of a text and its replacement."""
+    """A part of a string and its replacement."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class SqlSource:
         return SqlSource(self.text[start:end], self.file, self.line(start), breaks)
 
     def replaced(self, edits: Sequence[Edit]) -> "SqlSource":
-        """Return the text with parts replaced; in the order of the text, without overlaps."""
+        """Return the text with edits applied; they are sorted by offset and do not overlap."""
         if not edits:
             return self
         pieces: list[str] = []

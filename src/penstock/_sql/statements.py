@@ -30,7 +30,7 @@ class Statement:
 
     @property
     def is_display(self) -> bool:
-        """Whether it only shows a result, as a query in a notebook cell does."""
+        """Whether the statement only shows a result, like a query in a notebook cell."""
         words = [token.word for token in self.tokens if token.kind is not TokenKind.COMMENT]
         # `END` closes a `BEGIN`, which is reported.
         if not words or words[0] in _SHOWN_ONLY or words == ["END"]:

@@ -74,7 +74,7 @@ def _unknown_variable(
 def substitute_parameters(
     source: SqlSource, tokens: Sequence[Token], parameters: Mapping[str, str]
 ) -> SqlSource:
-    """Replace `:name` by its value as a string.
+    """Replace `:name` by its value as a string literal.
 
     JSON paths (`a:b`), casts (`a::int`) and types (`STRUCT<a: INT>`) are kept.
     """

@@ -21,7 +21,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnName:
-    """A column of a list without types: name and comment of a column of the query, by position."""
+    """A column of a list without types: renames and comments a column of the query by position."""
 
     name: str
     comment: str | None
@@ -38,13 +38,13 @@ class ColumnList:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowBody:
-    """The rows of a query or of a dataset: of `source`, which only change events have."""
+    """The rows of a query, or of the dataset `source`, which only flows of change events have."""
 
     query: Query | None = None
     cdc: CdcSpec | None = None
     source: SqlName | None = None
-    is_stream: bool = False  # of the source
-    where: str | None = None  # condition of its rows
+    is_stream: bool = False  # whether the source has `STREAM`
+    where: str | None = None  # condition on the rows of the source
     once: bool = False
     replace_where: str | None = None
 
@@ -84,7 +84,7 @@ class SetVariable:
 
 @dataclass(frozen=True, kw_only=True)
 class UseDefaults:
-    """`USE`: default catalog and schema of later names; `None` = of the pipeline."""
+    """`USE`: default catalog and schema of later names; `None` means the pipeline's."""
 
     catalog: str | None
     schema: str | None

@@ -68,9 +68,9 @@ _LIKE_ESCAPES = "%_"
 
 
 def tokens_of(text: str) -> Iterator[Token]:
-    """Yield the tokens of a text with comments, without white space.
+    """Yield the tokens of SQL text, including comments, without whitespace.
 
-    Raises `UnclosedError` after all tokens before it.
+    Raises `UnclosedError` after yielding all tokens before the unclosed one.
     """
     position = 0
     while position < len(text):
