@@ -1,4 +1,4 @@
-"""Parquet, ORC and Avro: Spark reads what the schema names, so schemas are compared by file."""
+"""Parquet, ORC and Avro: Spark reads only columns of the schema, so files' schemas are compared."""
 
 import re
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     StringType: (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType),
     TimestampType: (DateType,),
 }
-"""Types of which a type holds every value, as ORC's reader converts it."""
+"""For each type, the other types whose values ORC's reader converts to it without loss."""
 
 
 def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFrame:
@@ -67,7 +67,7 @@ def columnar_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> D
 def distinct_schemas(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
 ) -> list[StructType]:
-    """The schema that some files have together, or one for each file where types differ."""
+    """The merged schema of some files, or the schema of each file if types differ."""
     if not paths:
         return []
     reader = spark.read.format(options.format).option("ignoreCorruptFiles", "true")
@@ -76,7 +76,7 @@ def distinct_schemas(
         try:
             return [reader.option("mergeSchema", "true").load(list(paths)).schema]
         except _SPARK_ERRORS:
-            # Types that cannot be merged: file by file, the first one wins.
+            # The types cannot be merged: return the schema of each file.
             pass
     seen = schema_by_file(spark, options, paths).values()
     return [StructType() if isinstance(each, str) else each for each in seen]
@@ -85,7 +85,7 @@ def distinct_schemas(
 def schema_by_file(
     spark: SparkSession, options: FileOptions, paths: Sequence[str]
 ) -> dict[str, StructType | str]:
-    """The schema of each file, or why no schema can have its columns; none if it is unreadable."""
+    """The schema of each file, or why no schema can have its columns; omits unreadable files."""
 
     def schema_of(path: str) -> StructType | str | None:
         try:
@@ -109,10 +109,12 @@ def misfits(
     paths: Sequence[str],
     merged: Sequence[StructType],
 ) -> dict[str, str]:
-    """Of the files that the schema cannot hold: why; `merged` are their `distinct_schemas`.
+    """The reason for each file that does not fit the schema.
+
+    `merged` are the `distinct_schemas` of all files.
 
     Raises:
-        ConnectorError: `FILE_TYPES_UNFIT`: there are some, and files are not to be set aside.
+        ConnectorError: `FILE_TYPES_UNFIT` if there are such files and they are not set aside.
     """
     reason = partial(misfit, schema, file_format=options.format)
     if all(seen.fields and reason(seen) is None for seen in merged):
@@ -134,7 +136,7 @@ def misfits(
 def misfit(
     known: StructType, seen: StructType, *, file_format: str, prefix: str = ""
 ) -> str | None:
-    """The first column whose type in a file the schema's type cannot hold; `None` if all fit."""
+    """Describe the first column whose type in a file does not fit the schema; `None` if all fit."""
     types = {field.name.lower(): field.dataType for field in known.fields}
     for field in seen.fields:
         wanted = types.get(field.name.lower())
@@ -171,9 +173,9 @@ def _holds(wanted: DataType, seen: DataType, file_format: str) -> bool:
 
 
 def _is_misread(wanted: DataType, seen: DataType) -> bool:
-    """Whether the readers of Parquet and Avro take what is stored for a number of its own.
+    """Whether the readers of Parquet and Avro silently misread the stored values.
 
-    A decimal 12.50 becomes 1250. Other types that do not fit they refuse themselves.
+    A decimal 12.50 becomes 1250. The readers reject other types that do not fit.
     """
     if not isinstance(wanted, (DateType, DoubleType, *INTEGERS)):
         return False
@@ -184,7 +186,7 @@ def _is_misread(wanted: DataType, seen: DataType) -> bool:
 
 
 def avro_missing() -> SetupError:
-    """The error for Avro files without Spark's module for them."""
+    """The error for Avro files without Spark's Avro module."""
     return SetupError(
         "JARS_MISSING",
         "Avro files need Spark's Avro module, whose jar is not on the class path",

@@ -1,11 +1,11 @@
 """CSV: from text to typed columns by the names in each file's own header.
 
-Spark's CSV reader goes by position: where two files have their columns in different orders, it
-mixes them up. Here a file whose header is the schema's is parsed as it is; the lines of any other
-are brought into the order of the schema first. Either way the same parser makes the typed columns.
+Spark's CSV reader matches columns by position: it mixes up the columns of files with different
+orders. Here, a file whose header equals the schema is parsed as it is; the lines of other files are
+reordered first. The same parser produces the typed columns in both cases.
 
-`CsvRecords`, a class of the JVM, knows the header of each line's file and parses the lines of those
-with the schema's header. Where lines alone are not records, files are read and split as a whole.
+`CsvRecords`, a JVM class, reads the header of each line's file and parses the lines of files with
+the schema's header. If lines alone are not records, files are read and split as a whole.
 """
 
 import re
@@ -67,7 +67,7 @@ def csv_rows(
 ) -> DataFrame:
     """Parse text: column `value` with one file each, or a line unless `needs_whole_files`.
 
-    Columns of the names `in_path` get their values elsewhere, though a file may have them as well.
+    The columns `in_path` get their values from the path, even if a file has them as well.
     """
     csv = _Csv(schema, options, in_path)
     whole = needs_whole_files(raw.sparkSession, options)
@@ -91,7 +91,7 @@ def csv_rows(
 def headers(spark: SparkSession, options: FileOptions, files: Sequence[str]) -> list[list[str]]:
     """The column names in the header of each file, unless `needs_whole_files`.
 
-    They are empty for a file without a record, or that cannot be read.
+    They are empty for a file that has no record or cannot be read.
     """
     java_class = own_class(spark, "CsvRecords")
     options_of_parser = _Csv(StructType([]), options).options_of_lines()
@@ -122,8 +122,8 @@ class _Csv:
         self._comment = options.parser_option("comment")
 
     def records(self, df: DataFrame) -> DataFrame:
-        """The lines of files with the names in their headers; NULL where they are the schema's."""
-        # In a step of its own each, so that it is computed once and not once for each use.
+        """The lines of files with the names in their headers; NULL if these equal the schema's."""
+        # Each in a separate projection, so that it is computed once, not for each use.
         df = df.selectExpr(FILE, f"{self.lines()} AS {_LINES}")
         body = _LINES
         if self._options.parser_flag("header"):
@@ -132,7 +132,7 @@ class _Csv:
         return df.selectExpr(FILE, _HEADER, f"explode({body}) AS {TEXT}")
 
     def lines_with_headers(self, df: DataFrame) -> DataFrame:
-        """As `records`, of lines, with the typed columns where the names are the schema's."""
+        """As `records` for lines, with the typed columns if the names equal the schema's."""
         columns: list[Any] = [F.col("value"), F.col(FILE), F.col("_metadata.file_block_start")]
         java = own_class(df.sparkSession, "CsvRecords").parsed(
             df.sparkSession._jsparkSession,
@@ -157,7 +157,7 @@ class _Csv:
         return {**self._parse, **comment, "header": header, "encoding": encoding}
 
     def lines(self) -> str:
-        """SQL: the records of a file, its header among them."""
+        """SQL: the records of a file, including its header."""
         separator = self._options.parser_option("lineSep")
         if self._options.multiline and self._quote:
             records = f"regexp_extract_all(value, {literal(self._record())}, 0)"
@@ -176,7 +176,7 @@ class _Csv:
         return f"filter({records}, x -> {is_record})"
 
     def _record(self) -> str:
-        """A record that may have line ends inside of quotes; possessive, so without recursion."""
+        """A pattern for a record with line ends in quotes; possessive, to avoid recursion."""
         separator = re.escape(self._separator)
         plain = rf"(?:(?!{separator})[^\r\n])*+"
         token = rf"(?:[ \t]*+{self._quoted()})?+{plain}(?:{separator}|(?=[\r\n]|\z))"
@@ -194,7 +194,7 @@ class _Csv:
     def names(self, first: str) -> str:
         """SQL: the names in a header as Spark's reader would call the columns."""
         tokens = f"transform({self._tokens(first)}, x -> trim({self._value('x')}))"
-        # Spellings that differ in case are names of their own: one is a column, others are rescued.
+        # Names that differ only in case are distinct: one is a column, the others are rescued.
         is_duplicate = "size(filter(h, y -> y = x)) > 1"
         safe = (
             "transform(h, (x, i) -> CASE WHEN x IS NULL OR x = '' THEN concat('_c', i) "
@@ -203,7 +203,7 @@ class _Csv:
         return f"CASE WHEN {first} IS NOT NULL THEN {with_value('h', tokens, safe)} END"
 
     def header(self, first: str) -> str:
-        """SQL: a file's own names; NULL where they are the schema's."""
+        """SQL: the names in a file's header; NULL if they equal the schema's."""
         if not self._options.parser_flag("header"):
             return "cast(NULL AS array<string>)"
         names = self.names(first)
@@ -221,7 +221,7 @@ class _Csv:
         decimals = {f.name for f in self._schema if isinstance(f.dataType, DecimalType)}
         if not decimals:
             return parsed
-        # As a record with a flaw, it is compared; a number that is left out is rescued.
+        # The flaw causes a comparison of the record, which rescues the number that is left out.
         fields = [
             StructField(f.name, StringType()) if f.name in decimals else f for f in self._schema
         ]
@@ -245,7 +245,7 @@ class _Csv:
         plain = f"split({text}, {literal(separator)}, -1)"
         if not self._quote:
             return plain
-        # With a separator in front, every token begins with one, and none is of no length.
+        # With a leading separator, every token begins with one, and no match is empty.
         token = rf"{separator}((?:[ \t]*+{self._quoted()})?+(?:(?!{separator})[\s\S])*+)"
         line = f"concat({literal(self._separator)}, {text})"
         quoted = f"regexp_extract_all({line}, {literal(token)}, 1)"
@@ -271,7 +271,7 @@ class _Csv:
             shown = with_value("mv", value, f"CASE WHEN mv <> '' THEN {entry_text} END")
             misfits.append(with_value("mt", _lookup(literal(column), "tn"), shown))
         known = literals([*self._names, *self._in_path])
-        # Tokens without a column of their own, by the header's name or their place in the line.
+        # Tokens without a column, by the name in the header or their position in the line.
         place = "coalesce(get(tn, i), concat('_c', i))"
         entry_text = f"concat({json_text(place)}, ':', {json_text('v')})"
         others = (
@@ -314,7 +314,7 @@ class _Csv:
         return f"filter(array({', '.join(entries)}), x -> x IS NOT NULL)" if entries else NO_TEXTS
 
     def _has_open_quote(self) -> str:
-        """SQL: whether a quoted token has no end; the parser would swallow what follows."""
+        """SQL: whether a quote is not closed; the parser would consume the following tokens."""
         separator = re.escape(self._separator)
         opened = rf"(?:^|{separator})[ \t]*+{re.escape(self._quote)}"
         first = rf"(?:(?!{separator})[\s\S])*+"

@@ -1,7 +1,7 @@
 """JSON: from text to typed columns and what did not fit.
 
-`JsonRecords`, a class of the JVM, parses each line once with Spark's own parser, and knows whether
-the columns hold all of it. Only a line of which something is missing is compared, which is slow.
+`JsonRecords`, a JVM class, parses each line once with Spark's parser and reports whether the
+columns hold all of it. Only a line that they do not hold completely is compared, which is slow.
 """
 
 from typing import Any, cast
@@ -41,7 +41,7 @@ def json_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataF
     if not options.case_sensitive:
         df = df.withColumn(TEXT, F.expr(_respelled(schema)))
     huge = huge_number(F.col(TEXT), schema)
-    # Neither parsed nor compared: it is left as a broken record.
+    # A record with a huge number is neither parsed nor compared: it is a broken record.
     source = F.col(TEXT) if huge is None else F.when(~huge, F.col(TEXT))
     java_class = own_class(df.sparkSession, "JsonRecords")
     if java_class is None:
@@ -72,12 +72,12 @@ def _parsed_in_sql(source: Column, schema: StructType, options: dict[str, str]) 
 
 def _records(options: FileOptions, parse: dict[str, str]) -> str:
     shown_options = f", {options_map(parse)}" if parse else ""
-    # As variants, because Spark shortens long fractions when it copies a value into a string; they
-    # refuse repeated keys, which the other way keeps. No lambdas here: they would keep Spark from
-    # compiling this step, which every line goes through.
+    # Parsed as variants, because Spark shortens long fractions when it copies a value into a
+    # string; variants reject duplicate keys, which the fallback keeps. No lambdas here: Spark
+    # would generate no code for this projection, which processes every line.
     items = f"try_variant_get(from_json(value, 'variant'{shown_options}), '$', 'array<string>')"
     split = f"coalesce({items}, from_json(value, 'array<string>'{shown_options}))"
-    # Trailing text after an array would be dropped: such a line is taken as one bad record.
+    # Trailing text after an array would be dropped: such a line is treated as one bad record.
     complete = "try_parse_json(concat('{\"r\":[', value, ']}')) IS NOT NULL"
     is_array = "substr(ltrim(' \\t\\r\\n', value), 1, 1) = '['"
     array = f"CASE WHEN {complete} THEN {split} END"
@@ -87,7 +87,7 @@ def _records(options: FileOptions, parse: dict[str, str]) -> str:
             f"CASE WHEN {is_array} THEN coalesce({array}, array(value)) "
             f"WHEN {blank} THEN {NO_TEXTS} ELSE array(value) END"
         )
-    # A file of one record a line, read with multiLine, would lose all records but the first.
+    # With multiLine, a file with one record per line would lose all records but the first.
     lines = "filter(split(value, '\\\\r\\\\n|\\\\n|\\\\r'), x -> trim(x) <> '')"
     single = "try_parse_json(concat('[', value, ']')) IS NOT NULL"
     by_line = with_value(
@@ -104,7 +104,7 @@ def _records(options: FileOptions, parse: dict[str, str]) -> str:
 
 
 def _slow(schema: StructType, comparison: Comparison, parser_options: dict[str, str]) -> str:
-    # In an array and an object of our own, what follows the record makes the whole invalid.
+    # Wrapped in an array and an object, so that text after the record makes the whole invalid.
     wrapped = (
         f"from_json(concat('[{{\"r\":', {TEXT}, '}}]'), 'variant', {options_map(parser_options)})"
     )

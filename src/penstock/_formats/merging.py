@@ -26,7 +26,7 @@ from penstock._model.exception_text import first_line
 from penstock.errors import ConnectorError, DefinitionError
 
 RESCUED = "penstock.rescued"
-"""Metadata key of a field that files have, but that belongs into the rescued data."""
+"""Metadata key of a field of files that belongs to the rescued data."""
 
 _NAME = r"(?:[^\s`.:]|`(?:[^`]|``)*`)+"
 _PATH = re.compile(rf"{_NAME}(?:\.{_NAME})*(?=[\s:]|\Z)")
@@ -39,7 +39,7 @@ def add_fields(
 ) -> tuple[StructType, list[str]]:
     """The known schema with the fields that only `seen` has, and their paths; known types stay.
 
-    With `rescued`, what was added is marked so, and nothing is added inside of arrays and maps.
+    With `rescued`, added fields are marked, and nothing is added inside of arrays and maps.
     Marks of `seen` are kept.
     """
     added: list[str] = []
@@ -73,7 +73,7 @@ def add_fields(
 
 
 def _value_type(seen: MapType | StructType) -> DataType:
-    """The type of a map's values; to the inference, its keys are the fields of a struct."""
+    """The type of a map's values; inference returns a struct with its keys as fields."""
     if isinstance(seen, MapType):
         return seen.valueType
     unseen: DataType = NullType()
@@ -81,7 +81,7 @@ def _value_type(seen: MapType | StructType) -> DataType:
 
 
 def add_paths(known: StructType, paths: list[str]) -> tuple[StructType, list[str]]:
-    """The known schema with a string field for each path that it lacks; a string holds anything."""
+    """The known schema with a string field for each path that it lacks, and the added paths."""
     added: list[str] = []
     schema: DataType = known
     for path in paths:
@@ -115,7 +115,7 @@ def _add_path(base: DataType, path: list[str]) -> DataType:
 
 
 def widest(schemas: list[StructType]) -> StructType:
-    """The columns of all schemas, with a type that holds what each of them saw."""
+    """The columns of all schemas, with types that hold the values of each."""
     merged: dict[str, StructField] = {}
     for schema in schemas:
         for field in schema.fields:
@@ -165,7 +165,7 @@ def _filled(data_type: DataType) -> DataType:
 
 
 def one_spelling(schema: StructType) -> StructType:
-    """The schema with one field where several differ in case only: the first one."""
+    """The schema with only the first of the fields whose names differ only in case."""
     fields: dict[str, StructField] = {}
     for field in schema.fields:
         kind = field.dataType
@@ -217,7 +217,7 @@ def apply_hints(schema: StructType, hints: str) -> StructType:
 
 
 def parse_ddl(text: str) -> StructType:
-    """The columns of a DDL text; Spark's exception if it is none."""
+    """The columns of a DDL string; raises Spark's exception if it is invalid."""
     parsed = DataType.fromDDL(text)
     assert isinstance(parsed, StructType)
     return parsed
@@ -257,7 +257,7 @@ def _top_level(text: str) -> Iterator[str]:
 
 
 def _path(part: str) -> tuple[list[str], str]:
-    """The names of a path, and what follows it; no names where it is no path."""
+    """The names of a path and the text after it; no names if it is not a path."""
     match = _PATH.match(part)
     if match is None:
         return [], ""
@@ -280,7 +280,7 @@ def _set(base: DataType, path: list[str], kind: DataType) -> DataType:
             return MapType(_set(base.keyType, rest, kind), base.valueType, True)
         return MapType(base.keyType, _set(base.valueType, rest, kind), True)
     if not isinstance(base, StructType):
-        # What was inferred as something else becomes what the hint says it is.
+        # The hint replaces a different inferred type.
         base = StructType([])
     fields = {field.name.lower(): field for field in base.fields}
     before = fields.get(head.lower())

@@ -23,7 +23,7 @@ TEXTUAL = frozenset({"json", "csv", "xml"})
 COLUMNAR = frozenset({"parquet", "avro", "orc"})
 
 _PREFIX = "cloudfiles."
-# Of the newest file: one whose time is wrong may be centuries ahead, and must not hide the others.
+# Relative to the newest file, whose wrong timestamp may be centuries ahead and hide the others.
 ANY_AGE = "3650000d"
 _SQS_HOST = re.compile(r"(?:sqs\.)?([a-z]+(?:-[a-z]+)+-\d)\..*")
 
@@ -37,13 +37,13 @@ _OWN = (
     "region fetchParallelism backfillInterval awsAccessKey awsSecretKey awsSessionToken roleArn "
     "roleExternalId roleSessionName stsEndpoint useIncrementalListing"
 )
-# What readers of files understand, and functions that parse one record do not.
+# Options of file readers that functions for single records do not have.
 _READER_ONLY = frozenset(
     {"mode", "multiline", "columnnameofcorruptrecord", "encoding", "charset", "linesep", "header"}
     | {"inferschema", "samplingratio", "compression", "skiprows", "enforceschema", "comment"}
     | {"maxcolumns", "prefersdate", "primitivesasstring", "rowtag", "roottag"}
 )
-# Options of queues that are not Amazon's, and of their setup, change nothing.
+# Options for the setup of queues, and for queues other than Amazon's, have no effect.
 _WITHOUT_EFFECT = (
     "listOnStart pathRewrites resourceTag useManagedFileEvents "
     "useStrictGlobber validateOptions clientEmail clientId clientSecret "
@@ -134,7 +134,7 @@ class FileOptions:
 
     @property
     def whole_files(self) -> bool:
-        """Whether lines cannot be told apart before a file is decoded."""
+        """Whether records may span lines, or lines cannot be split before a file is decoded."""
         encoding = self.parser_option("encoding", "charset").upper()
         return self.multiline or encoding.startswith(("UTF-16", "UTF-32", "UTF16", "UTF32"))
 
@@ -145,11 +145,11 @@ class FileOptions:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Names of columns that are not made of fields, in lower case."""
+        """Names of columns that do not contain a field of the file, in lower case."""
         return tuple(name.lower() for name in (self.rescued, self.corrupt) if name)
 
     def parser_option(self, *names: str, default: str = "") -> str:
-        """A format option under the first of its names that was given, in any case."""
+        """The value of a format option by the first of its names that is set, case-insensitive."""
         folded = _folded(self.parse)
         return next((folded[name.lower()] for name in names if name.lower() in folded), default)
 
@@ -203,9 +203,9 @@ def file_options(options: Mapping[str, str], *, has_schema: bool, streaming: boo
     )
 
 
-# Other names of options.
+# Alternative names of options.
 _ALIASES = {"filenamepattern": "pathglobfilter"}
-# Of the format, but written with the prefix in older notebooks.
+# Options of formats that older notebooks write with the prefix.
 _OF_FORMATS = {"header", "inferschema"}
 
 
@@ -287,13 +287,13 @@ def _evolution(own: Mapping[str, str], *, has_schema: bool, streaming: bool) -> 
             hint="set known types as cloudFiles.schemaHints instead of a schema",
         )
     if not streaming and evolution.adds_columns:
-        # A batch reads all files at once: there is no later start that could have the column.
+        # A batch reads all files at once: there is no restart that could add the column.
         return Evolution.RESCUE
     return evolution
 
 
 def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
-    # Auto Loader always looks into folders below; partition columns come from the path.
+    # Auto Loader always lists subfolders; partition columns are taken from the path.
     source = {"recursiveFileLookup": "true"}
     if own.get("pathglobfilter"):
         source["pathGlobFilter"] = own["pathglobfilter"]
@@ -301,10 +301,10 @@ def _source_options(own: Mapping[str, str], *, streaming: bool) -> dict[str, str
         source["ignoreMissingFiles"] = str(_flag(own, "ignoreMissingFiles")).lower()
     if not streaming:
         return source
-    # Spark's own default of 7 days skips files that are older without a word.
+    # Spark's default of 7 days silently skips older files.
     source["maxFileAge"] = ANY_AGE
     if limit := own.get("maxbytespertrigger"):
-        # Spark takes one of the two limits.
+        # Spark accepts only one of the two limits.
         source["maxBytesPerTrigger"] = _bytes(limit)
     else:
         source["maxFilesPerTrigger"] = _count(
@@ -351,7 +351,7 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool = False) -> bo
 def _choice(
     name: str, text: str, choices: Iterable[Choice], *, prefix: str = "cloudFiles."
 ) -> Choice:
-    """The choice that a text names, in any case."""
+    """The choice that a string names, case-insensitive."""
     by_name = {choice.lower(): choice for choice in choices}
     choice = by_name.get(text.strip().lower())
     if choice is None:

@@ -1,8 +1,8 @@
-"""SQL that compares a JSON value with the typed columns made from it: what is left, what is new.
+"""SQL that compares a record with the typed columns parsed from it.
 
-The value is a variant, so it has every field, whatever the schema says. Three questions: which
-parts are in no typed column (fragments of the rescued data), which field names the schema does not
-know in any case (they make it grow), and which columns are too narrow (they become wider).
+The record is a variant, so it has every field, regardless of the schema. The comparison finds parts
+that are in no typed column (fragments of the rescued data), field names that the schema lacks in
+any case (they are added to it), and columns that are too narrow (they are widened).
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ from penstock._model.sql_text import literal, quoted
 from penstock._tables.write.schema import nested_types
 
 FLAW = "__files_flaw"
-"""Column of `from_json` and its like that holds the text of what did not fit."""
+"""Column of `from_json`, `from_csv` and `from_xml` with the text of a record that did not fit."""
 INTO_FLAW = {"columnNameOfCorruptRecord": FLAW, "mode": "PERMISSIVE"}
-"""Options with which they fill it."""
+"""Options that make these functions fill the column."""
 
 
 def _map(variant: str) -> str:
@@ -43,9 +43,9 @@ def _items(variant: str) -> str:
 
 @dataclass
 class Comparison:
-    """Builds the three questions for one schema; fields with reserved names are rescued.
+    """Builds the comparison for one schema; fields with reserved names are rescued.
 
-    Unless it `has_exact_strings`, a parser may shorten a number on its way into a string column.
+    Unless `has_exact_strings`, the parser may shorten a number in a string column.
     """
 
     options: FileOptions
@@ -99,8 +99,8 @@ class Comparison:
             lost = f"{cell} IS NULL OR size({unplaced}) > 0 OR {self._broken(value, kind)}"
             test = f"CASE WHEN {lost} THEN {whole} END"
         elif isinstance(kind, StringType) and not self.has_exact_strings:
-            # A long fraction may have been shortened on its way into the string; up to 15 digits
-            # only its writing can differ.
+            # A long fraction may have been shortened in the string; up to 15 digits, only its
+            # notation can differ.
             text = f"to_json({value})"
             short = f"length(regexp_replace({text}, '[^0-9]', '')) <= 15"
             same = f"{short} AND try_cast({cell} AS double) <=> try_cast({text} AS double)"
@@ -127,7 +127,7 @@ class Comparison:
         return f"from_json({text}, {wanted}, {options}).{FLAW} IS NOT NULL"
 
     def _shortened(self, value: str, kind: DataType) -> str:
-        """SQL: whether an element of XML has attributes or repetitions that its column has not."""
+        """SQL: whether an XML element has attributes or repetitions that its column lacks."""
         if isinstance(kind, MapType | VariantType):
             return "false"
         items, known = _items(value), self._variable("p")
@@ -148,7 +148,7 @@ class Comparison:
         return f"coalesce({items} IS NOT NULL OR {more}, false)"
 
     def wider_types(self, fields: str, schema: StructType, prefix: str = "") -> str:
-        """SQL: columns that have no room for their values, as `path TYPE`."""
+        """SQL: columns that are too narrow for their values, as `path TYPE`."""
         parts = []
         for field in schema.fields:
             value = self._variable("w")
@@ -218,7 +218,7 @@ class Comparison:
 
 
 def typed_columns(schema: StructType) -> str:
-    """DDL literal of the columns to parse, with the column for what did not fit."""
+    """DDL literal of the columns to parse, including `FLAW`."""
     return literal(f"{columns_sql(schema)}, {FLAW} string")
 
 

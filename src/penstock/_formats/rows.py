@@ -19,8 +19,8 @@ TYPED = "__files_typed"
 """Struct of the typed columns."""
 
 LEFT = "__files_left"
-"""NULL for a row that fits; else a struct: `malformed` (no record at all), `bad` (its typed columns
-say nothing), `fragments` (JSON of what is in no column), `new` (fields that the schema lacks) and
+"""NULL for a row that fits, otherwise a struct: `malformed` (not a record), `bad` (invalid typed
+columns), `fragments` (JSON of values without a column), `new` (fields that the schema lacks) and
 `wide` (columns that are too narrow, as `path TYPE`)."""
 
 UNKNOWN_FIELD = "UNKNOWN_FIELD_EXCEPTION"
@@ -28,14 +28,14 @@ MALFORMED = "MALFORMED_RECORD_IN_FILE"
 
 
 def own_class(spark: SparkSession, name: str) -> Any:
-    """A class of Penstock in the JVM that parses rows; `None` in a borrowed session without it."""
+    """A Penstock class in the JVM that parses rows; `None` if the session lacks Penstock's jar."""
     jvm: Any = spark._jvm
     java_class = getattr(jvm.penstock.formats, name)
     return None if isinstance(java_class, JavaPackage) else java_class
 
 
 def interpreted(df: DataFrame, sql: str, *columns: str) -> Column:
-    """SQL that few rows need, over some columns: it does not keep its step from being compiled."""
+    """SQL over some columns that few rows need; Spark still generates code for its operator."""
     java_class: Any = own_class(df.sparkSession, "Interpreted")
     if java_class is None:
         return F.expr(sql)
@@ -58,16 +58,16 @@ def left_sql(
 
 
 def broken_sql(text: str, bad: str = "true") -> str:
-    """SQL of a value of `LEFT` for what is no record at all."""
+    """SQL of a value of `LEFT` for text that is not a record."""
     corrupt = f"array({text_fragment('_corrupt_record', text)})"
     return left_sql(fragments=corrupt, bad=bad, malformed="true")
 
 
 def decoded(raw: DataFrame, options: FileOptions, *, whole: bool) -> DataFrame:
-    """`FILE` and text in the user's encoding; of lines, Hadoop removes the byte order mark."""
+    """`FILE` and text in the user's encoding; for lines, Hadoop removes the byte order mark."""
     text = text_sql(options)
     text = f"ltrim('\\uFEFF', {text})" if whole else text
-    # All of `_metadata` would be copied from step to step.
+    # Not all of `_metadata`, which would be copied by each operator.
     return raw.selectExpr(f"{PATH} AS {FILE}", f"{text} AS value")
 
 
@@ -80,7 +80,7 @@ def text_sql(options: FileOptions) -> str:
 
 
 def finished(df: DataFrame, schema: StructType, options: FileOptions, source: str) -> DataFrame:
-    """The columns that the user sees, and a failure where the schema must grow first.
+    """The columns that the user sees; a row that needs new or wider columns fails the query.
 
     `df` has the columns `FILE`, `TEXT`, `TYPED` (of `schema`) and `LEFT`.
     """
@@ -115,7 +115,7 @@ def finished(df: DataFrame, schema: StructType, options: FileOptions, source: st
 
 
 def failure_text(source: str) -> str:
-    """SQL: the message of the failure for new fields and wider types; `recovery` reads it."""
+    """SQL: the error message for new fields and wider types, which `recovery` parses."""
     start = literal(f"{UNKNOWN_FIELD} " + json.dumps({"source": source})[:-1] + ', "fields": ')
     details = f"to_json({LEFT}.new), ', \"wide\": ', to_json({LEFT}.wide)"
     return f"concat({start}, {details}, ', \"file\": ', to_json(array({FILE})), '}}')"

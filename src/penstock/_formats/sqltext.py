@@ -20,7 +20,7 @@ def literals(texts: Iterable[str]) -> str:
 
 
 def options_map(options: dict[str, str]) -> str:
-    """A map literal for the options of `from_json` and its like."""
+    """A map literal for the options of `from_json` and similar functions."""
     inside = ", ".join(f"{literal(key)}, {literal(value)}" for key, value in options.items())
     return f"map({inside})"
 
@@ -55,7 +55,7 @@ def case_chain(*cases: tuple[str, str]) -> str:
 
 def json_text(text: str) -> str:
     """SQL that makes a JSON string, quotes included, of a SQL string."""
-    # There is no function for one string; an array of one has two brackets more.
+    # `to_json` does not accept a string: remove the brackets of an array with one string.
     return f"regexp_replace(to_json(array({text})), '^.|.$', '')"
 
 
@@ -71,7 +71,7 @@ def text_fragment(key: str, text: str) -> str:
 
 def rescued_json(fragments: str, file: str = FILE) -> str:
     """SQL of the rescued data: a JSON object of fragments and the file, NULL without fragments."""
-    # As `input_file_name()` spells local files.
+    # Local files as `input_file_name()` returns them.
     spelled = f"regexp_replace({file}, '^file:/+', 'file:///')"
     path = f"array({text_fragment('_file_path', spelled)})"
     joined = f"concat('{{', array_join(concat({fragments}, {path}), ','), '}}')"
@@ -79,7 +79,7 @@ def rescued_json(fragments: str, file: str = FILE) -> str:
 
 
 def dotted(prefix: str, key: str) -> str:
-    """SQL of a field's path: prefix and key, the key quoted where it must be."""
+    """SQL of a field's path: prefix and key, with the key quoted if needed."""
     in_backticks = f"concat('`', replace({key}, '`', '``'), '`')"
     quoted = rf"CASE WHEN {key} RLIKE '^\\w+$' THEN {key} ELSE {in_backticks} END"
     return f"concat({literal(prefix)}, {quoted})" if prefix else quoted
@@ -89,5 +89,5 @@ _PLAIN = re.compile(r"\w+", re.ASCII)
 
 
 def path_part(key: str) -> str:
-    """One part of a field's path, quoted where it must be."""
+    """One part of a field's path, quoted if needed."""
     return key if _PLAIN.fullmatch(key) else quoted(key)

@@ -1,4 +1,4 @@
-"""Types that become wider with the files: what a value needs, and the schema that has room for it.
+"""Wider types for new files: the type that a value needs, and the schema that holds it.
 
 Rows of text formats report columns that are too narrow as `path TYPE`, with the inferred type.
 """
@@ -42,7 +42,7 @@ def can_widen(kind: DataType) -> bool:
 
 
 def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> str:
-    """SQL: the type that a column needs for a variant that it has no room for, else NULL."""
+    """SQL: the wider type that a column needs to hold a variant, otherwise NULL."""
     if isinstance(kind, DecimalType):
         return wider_for_text(f"to_json({value})", kind)
     seen = f"schema_of_variant({value})"
@@ -58,7 +58,7 @@ def wider_for_variant(value: str, kind: DataType, *, prefers_decimal: bool) -> s
 
 
 def wider_for_text(text: str, kind: DataType) -> str:
-    """As `wider_for_variant`, for a number as text."""
+    """As `wider_for_variant`, for a number as a string."""
     parts = f"regexp_extract({text}, '^[+-]?0*([0-9]*)(?:[.]([0-9]*?)0*)?$', %d)"
     whole, scale = f"length({parts % 1})", f"length({parts % 2})"
     is_whole = f"{text} RLIKE '^[+-]?[0-9]+$'"
@@ -85,14 +85,14 @@ def _wider_integer(
 
 
 def entry(path: str, wider: str) -> str:
-    """SQL: `path TYPE` as text, NULL without a type."""
+    """SQL: `path TYPE` as a string, NULL without a type."""
     return f"concat({literal(path + ' ')}, {wider})"
 
 
 def _grows(kind: DataType, whole: str, scale: str) -> str:
     if isinstance(kind, DecimalType):
         have, finer = max(kind.precision - kind.scale, 1), kind.scale
-        # A parser rounds what has more digits behind the point, without a word.
+        # Parsers silently round a number with more decimal digits.
         more = f"({whole} > {have} OR {scale} > {finer}) AND "
     else:
         have, finer, more = (20 if isinstance(kind, LongType) else 10), 0, ""
@@ -104,15 +104,15 @@ def _decimal_sql(whole: str, scale: str) -> str:
 
 
 def widen_columns(known: StructType, seen: StructType, file_format: str) -> StructType:
-    """The known schema with room for files of a format; names and fields stay as they are."""
+    """The known schema, widened for files of a format; names and fields do not change."""
 
     def supported(known: DataType, seen: DataType, _: tuple[str, ...]) -> DataType:
         if isinstance(known, DateType):
-            # A text with a time in it is rescued, as on Databricks.
+            # A string with a time is rescued, as on Databricks.
             return seen if file_format == "parquet" else known
         if isinstance(known, FloatType) and file_format in TEXTUAL:
-            return known  # a text does not say what it has room for
-        # The readers of Avro and ORC make no decimals of whole numbers.
+            return known  # the text of a number does not show its precision
+        # The readers of Avro and ORC do not convert integers to decimals.
         mixed = isinstance(seen, DecimalType) is not isinstance(known, DecimalType)
         return known if mixed and file_format in ("avro", "orc") else seen
 
@@ -124,7 +124,7 @@ def widen_columns(known: StructType, seen: StructType, file_format: str) -> Stru
 
 
 def widen_paths(known: StructType, entries: Iterable[str]) -> StructType:
-    """The known schema with room for the values that entries of rows report."""
+    """The known schema, widened by the entries that rows report."""
     for entry in entries:
         path, _, name = entry.rpartition(" ")
         known = _struct_at(known, split_path(path), _reported_type(name))
@@ -146,7 +146,7 @@ def named_columns(entries: Iterable[str]) -> set[str]:
 
 
 def changed_types(before: StructType, after: StructType) -> list[str]:
-    """What `widen_columns` and `widen_paths` changed, for people: `'id' BIGINT`."""
+    """The changes of `widen_columns` and `widen_paths`, for messages: `'id' BIGINT`."""
     _, changes = widen(before, after)
     return [
         f"{'.'.join(change.path)!r} {change.after.simpleString().upper()}" for change in changes
@@ -154,7 +154,7 @@ def changed_types(before: StructType, after: StructType) -> list[str]:
 
 
 def keep_wider(hinted: StructType, known: StructType) -> StructType:
-    """A schema with the types of hints where columns have not become wider than these since."""
+    """A schema with the types of hints, except for columns that have become wider since."""
     before = {field.name.lower(): field for field in known.fields}
     return StructType([_kept(f, before.get(f.name.lower())) for f in hinted.fields])
 

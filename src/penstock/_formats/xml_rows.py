@@ -36,14 +36,14 @@ def xml_rows(raw: DataFrame, schema: StructType, options: FileOptions) -> DataFr
     source = f"CASE WHEN NOT ({huge}) THEN {TEXT} END" if huge else TEXT
     parsed = f"from_xml({source}, {typed_columns(schema)}, {options_map(parse | INTO_FLAW)})"
     df = df.selectExpr(FILE, TEXT, f"{parsed} AS {TYPED}")
-    # As strings, so that `007` is rescued as it is. A wider type is seen by the value's own.
+    # As strings, so that `007` is rescued as written. Widening needs the inferred types.
     types = {"inferSchema": str(options.evolution is Evolution.WIDEN).lower()}
     variant = f"from_xml({TEXT}, 'variant', {options_map(parse | types)})"
     record = f"try_variant_get({variant}, '$', 'map<string,variant>')"
     broken = broken_sql(TEXT)
     whole = Comparison(options, parser="from_xml").left_of_record(schema)
-    # A text that is not well-formed cannot be made a variant: Spark would fail the batch. Values of
-    # other types have a flaw as well, but not if no column is parsed.
+    # Text that is not well-formed cannot be parsed as a variant: Spark would fail the batch. Values
+    # of other types cause a flaw as well, but not if no column is parsed.
     nothing = typed_columns(StructType([StructField("__files_nothing", StringType())]))
     flaw = f"from_xml({TEXT}, {nothing}, {options_map(parse | INTO_FLAW)}).{FLAW}"
     tag = re.escape(row_tag(options))
@@ -70,7 +70,7 @@ def _huge_number(schema: StructType, options: FileOptions) -> str:
     if attributes:
         begins += rf"|\s(?:[^\s=:]++:)?(?:{_any_of(attributes)})\s*=\s*[\"']"
     number = rf"(?:{begins})\s*[+-]?[0-9.]+[eE][+-]?[0-9]{{4}}"
-    # The first look is all that a normal record costs.
+    # The first, cheap condition is false for most records.
     return f"{TEXT} RLIKE {literal(LARGE_EXPONENT)} AND {TEXT} RLIKE {literal(number)}"
 
 
@@ -79,10 +79,10 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def elements_sql(tag: str) -> str:
-    """SQL: the row elements of a file, one a row.
+    """SQL: the row elements of a file, one per row.
 
-    A row as well: what is cut off at the end, what follows an element up to a closing tag that has
-    no opening one, and text at the start of a file that is no XML.
+    Also rows: an element that is cut off at the end, text after an element up to a closing tag
+    without an opening tag, and text at the start of a file that is not XML.
     """
     name = re.escape(tag)
     attributes = r"""(?:\s(?:[^"'>/]++|/(?!>)|"[^"]*+"|'[^']*+')*+)?"""
@@ -91,7 +91,7 @@ def elements_sql(tag: str) -> str:
     closed = rf"<{name}(?:\s[^>]*+)?(?:>{inside}(?:</{name}\s*>|\z)|\z)"
     rest = rf"(?<=</{name}>)(?:[^<]++|<(?!!|/?{name}[\s/>]))*+</{name}\s*>"
     text = r"\A\s*+[^<\s][^<]*+"
-    # Elements in comments are no rows.
+    # Elements in comments are not rows.
     pattern = literal(rf"{comment}|<{name}{attributes}/>|{closed}|{rest}|{text}")
     matches = f"regexp_extract_all(value, {pattern}, 0)"
     return f"explode(filter({matches}, x -> NOT startswith(x, '<!--')))"
