@@ -1,1 +1,1 @@
-"""What belongs to Databricks projects: bundles, notebooks, `dbutils`, magics and stand-ins."""
+"""Support for Databricks projects: bundles, notebooks, `dbutils`, magics and stand-ins."""

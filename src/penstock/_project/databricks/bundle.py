@@ -1,8 +1,8 @@
 """Databricks Asset Bundles: `databricks.yml`, the files that it includes, and its targets.
 
-Read are `bundle.name`, `include`, `variables`, `targets` (or `environments`), `workspace` and
-`resources.pipelines`. Everything else, such as jobs, is left alone. Name prefixes of development
-targets are not applied.
+The keys `bundle.name`, `include`, `variables`, `targets` (or `environments`), `workspace` and
+`resources.pipelines` are read. Everything else, such as jobs, is ignored. Name prefixes of
+development targets are not applied.
 """
 
 import glob
@@ -22,12 +22,12 @@ from penstock.errors import SpecError
 
 BUNDLE_NAMES = ("databricks.yml", "databricks.yaml", "bundle.yml", "bundle.yaml")
 _SUFFIXES = {".yml", ".yaml", ".json"}
-# Taken from the target over the rest of the bundle; the other keys of a target are read apart.
+# Keys of a target that are merged over the bundle; its other keys are read separately.
 _OVERRIDABLE = ("bundle", "workspace", "resources")
 
 
 class SeveralPipelinesError(SpecError):
-    """A bundle has several pipelines, and none was selected; `keys` are theirs."""
+    """A bundle has several pipelines, and none was selected; `keys` are their keys."""
 
     def __init__(self, keys: Sequence[str], condition: str, message: str, *, hint: str) -> None:
         super().__init__(condition, message, hint=hint)
@@ -114,7 +114,7 @@ def read_bundle(document: Node, choice: Choice) -> FileSettings | None:
     key = bundle.chosen(choice, None if only is None else only.file)
     if key is None:
         return None
-    substitution.notes.clear()  # of pipelines that were looked at only
+    substitution.notes.clear()  # of the choice of a pipeline
     settings = read_lakeflow(
         bundle.filled(key), files, without_sources=choice.names_sources_in(root)
     )
@@ -186,7 +186,7 @@ def with_target(
 ) -> tuple[Node, str, Node]:
     """Merge a target over a file; also return its name and the target.
 
-    `overridable` are the keys of a target that are merged; `None` = all.
+    `overridable` are the keys of a target that are merged; `None` means all.
     """
     nothing = Node({}, tree.file, 1)
     declared = targets_of(tree)
@@ -225,7 +225,7 @@ def with_target(
 
 
 def _development(targets: Node) -> list[str]:
-    """Targets in development mode, one of which is the default here."""
+    """Targets in development mode; a single one is the default."""
     return [
         name for name, part in targets.items() if text_of(part.get("mode"), "mode") == "development"
     ]
@@ -244,11 +244,11 @@ class _Bundle:
     files: WorkspaceFiles
 
     def filled(self, key: str) -> Node:
-        """A pipeline with the references in what has an effect filled in."""
+        """A pipeline with references filled in for the keys that have an effect."""
         pipeline = self.pipelines[key]
         assert isinstance(pipeline.value, dict)
         parts = dict(pipeline.value)
-        # What chooses people, compute or a schedule needs no values of its variables here.
+        # Variables in keys for people, compute or a schedule may have no values here.
         for name in READ_KEYS:
             if name in parts:
                 parts[name] = self.substitution.fill(parts[name])
@@ -270,7 +270,7 @@ class _Bundle:
         return Node(kept, clusters.file, clusters.line)
 
     def _or_nothing(self, part: Node) -> Node:
-        """The value of a reference; references to clusters have no effect."""
+        """The value of a reference; null if it cannot be filled in, as for clusters."""
         if not isinstance(part.value, str):
             return part
         try:

@@ -1,7 +1,7 @@
 """`dbutils` for sources that were written for Databricks: the parts that pipelines use.
 
-What cannot be done here is an error that names the line, never a wrong answer; what has no meaning
-here (mounts, restarts of Python) does nothing.
+Unsupported calls are errors that name the line, and never return a wrong result; calls without
+meaning here (mounts, restarts of Python) do nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +79,7 @@ class Secrets(Part):
 
 
 class Widgets(Part):
-    """`dbutils.widgets`: values of the pipeline's configuration, else the declared defaults."""
+    """`dbutils.widgets`: values of the pipeline's configuration, then the declared defaults."""
 
     def __init__(self, configuration: Mapping[str, str]) -> None:
         super().__init__("dbutils.widgets")
@@ -93,7 +93,7 @@ class Widgets(Part):
     def dropdown(
         self, name: str, defaultValue: str, choices: Sequence[str] = (), label: str | None = None
     ) -> None:
-        """Declare a widget; a configured value may be none of the choices."""
+        """Declare a widget; a configured value need not be one of the choices."""
         self._defaults[name] = str(defaultValue)
 
     combobox = dropdown

@@ -10,7 +10,7 @@ from penstock._model.paths import local_path
 from penstock._project.databricks.dbutils_part import Part, UnavailableError
 
 MapPath = Callable[[str], str]
-"""Turns a path as the source has it (`/Volumes/main/raw`, `dbfs:/raw`) into one of this machine."""
+"""Maps a path in a source (`/Volumes/main/raw`, `dbfs:/raw`) to a path on this machine."""
 
 
 class FileInfo(NamedTuple):
@@ -121,14 +121,14 @@ class FileSystem(Part):
     def _existing(self, path: str) -> Path:
         place = self._place(path)
         if not place.exists():
-            # Sources look for Java's name in the text of what they caught.
+            # Sources search for the name of Java's exception in the message.
             raise FileNotFoundError(
                 f"java.io.FileNotFoundException: No such file or directory {path} ({place})"
             )
         return place
 
     def _changeable(self, path: str) -> Path:
-        """A path that may be written: never the home folder or the project itself."""
+        """A path that may be changed: never the home folder or the project itself."""
         place = self._place(path)
         precious = {self._root, Path.home(), Path.cwd()}
         if len(place.parts) <= 2 or any(kept.is_relative_to(place) for kept in precious):
@@ -139,7 +139,7 @@ class FileSystem(Part):
         return place
 
     def _shown(self, path: str) -> str:
-        """The path that entries are shown under: Databricks puts `dbfs:` before its own."""
+        """The path shown in entries: Databricks prepends `dbfs:` to its own paths."""
         text = str(path)
         is_plain = text.startswith("/") and self._map_path(text) != text
         return f"dbfs:{text}" if is_plain else text

@@ -32,7 +32,7 @@ def running_notebook() -> Iterator[None]:
     try:
         yield
     except NotebookExit:
-        pass  # the rest of this notebook is not wanted
+        pass  # skips the rest of this notebook
     finally:
         _is_running.reset(token)
 
@@ -50,7 +50,7 @@ class Notebook(Part):
         return NotebookContext(self._values)
 
     def exit(self, value: object = None) -> None:
-        """End the notebook that calls; what it declared counts.
+        """End the calling notebook; its declarations are kept.
 
         Raises:
             DefinitionError: No notebook is running.
@@ -67,7 +67,7 @@ class Notebook(Part):
         )
 
     def _values(self) -> dict[str, str]:
-        # Absolute, without suffix: as a path in a workspace.
+        # Absolute, without a suffix, like a path in a workspace.
         path = str(Path(file_of_cell(capture_origin().file)).absolute().with_suffix(""))
         user = local_user()
         return {

@@ -1,4 +1,4 @@
-"""What all parts of `dbutils` share: a clear error for what they do not have."""
+"""The base class of all parts of `dbutils`: missing attributes raise a clear error."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from penstock.errors import DefinitionError
 class UnavailableError(DefinitionError, AttributeError):
     """Something that `dbutils` does not have or cannot do here.
 
-    `is_elsewhere`: it would be possible with the data on this machine.
+    `is_elsewhere`: it would be available if the data were on this machine.
     """
 
     def __init__(self, what: str, hint: str, *, is_elsewhere: bool = False) -> None:
@@ -20,10 +20,10 @@ class UnavailableError(DefinitionError, AttributeError):
 
 
 class Part:
-    """A part of `dbutils`; its public members are what it has.
+    """A part of `dbutils`; only its public members are available.
 
     Args:
-        name: As the user writes it.
+        name: The name as the user writes it.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,4 +40,4 @@ class Part:
 
 
 def nothing(*_arguments: Any, **_parameters: Any) -> None:
-    """Does nothing; stands in for functions without an effect here."""
+    """Do nothing; replaces functions without an effect here."""

@@ -1,7 +1,7 @@
 """Settings of a pipeline as Databricks writes them: JSON or YAML of its UI, REST API and bundles.
 
-Reading is tolerant: what chooses compute, people or schedules of a workspace has no effect here
-and becomes a note, and so does an unknown key.
+Reading is tolerant: keys that choose compute, people or schedules of a workspace have no effect
+here and become notes, as do unknown keys.
 """
 
 import re
@@ -14,7 +14,7 @@ from penstock._project.file_settings import FileSettings
 from penstock._project.workspace_files import SourcePattern, WorkspaceFiles
 from penstock.errors import SpecError
 
-# What only Databricks' own files have, by what it is about. Each group is one note.
+# Keys that only Databricks' own files have, by the text of their note.
 _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "ignored (workspace compute); set `master` and `configuration` for Spark instead": (
         "clusters",
@@ -115,7 +115,7 @@ def read_lakeflow(
 ) -> FileSettings:
     """Read the settings of one pipeline; references of a bundle are filled in.
 
-    `without_sources`: other sources were selected than those that it lists, which may be missing.
+    `without_sources`: other sources were selected, so the listed ones may be missing.
     """
     refuse_ingestion(pipeline)
     catalog, schema = _default_names(pipeline)
@@ -137,7 +137,7 @@ def read_lakeflow(
         **texts_of(pipeline.get("configuration"), "configuration"),
     }
     manager = configuration.get(_SHUFFLE_MANAGER, "")
-    if manager.startswith(_SHUFFLES_OF_DATABRICKS):  # of real-time mode; Spark would not start
+    if manager.startswith(_SHUFFLES_OF_DATABRICKS):  # real-time mode: Spark would not start
         del configuration[_SHUFFLE_MANAGER]
         notes.append(
             f"`{_SHUFFLE_MANAGER}` is ignored: it names a class of Databricks' Spark ({manager})"
@@ -183,7 +183,7 @@ def refuse_ingestion(pipeline: Node) -> None:
 
 
 def foreign_notes(pipeline: Node) -> Iterator[str]:
-    """One sentence for each group of keys that have no effect here; `false` needs none."""
+    """Yield a note for each group of keys without an effect here; `false` needs no note."""
     for reason, keys in _WITHOUT_EFFECT.items():
         present = [key for key in keys if (part := pipeline.get(key)) and part.value]
         if present:
@@ -191,7 +191,7 @@ def foreign_notes(pipeline: Node) -> Iterator[str]:
 
 
 def cluster_configuration(pipeline: Node) -> dict[str, str]:
-    """Return the `spark_conf` of the clusters that run updates, without what sizes them."""
+    """Return the `spark_conf` of the clusters that run updates, without keys only for clusters."""
     values: dict[str, str] = {}
     for cluster in list_of(pipeline.get("clusters"), "clusters"):
         if text_of(cluster.get("label"), "clusters.label") != "maintenance":
@@ -209,7 +209,7 @@ def _default_names(pipeline: Node) -> tuple[str | None, str | None]:
 
 
 def _label(name: str | None) -> str | None:
-    """A pipeline name that is safe in file names; workspace names may have any character."""
+    """A pipeline name that is safe in file names; names in workspaces may have any character."""
     if name is None:
         return None
     return "".join("-" if c in "/\\" or not c.isprintable() else c for c in name).strip() or None
@@ -230,7 +230,7 @@ def dependencies(pipeline: Node) -> Iterator[str]:
 def editable_folders(requirements: Iterable[str]) -> tuple[str, ...]:
     """Return the folders whose packages pip would make importable by `--editable`.
 
-    Nothing is installed, so source files import them from where they are.
+    Nothing is installed: source files import the packages from these folders.
     """
     folders: list[str] = []
     for requirement in requirements:

@@ -54,7 +54,7 @@ _OF_WHOLE_CELLS = {
 def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> list[Cell]:
     """Return the parts of one cell: magic commands on lines of their own, then its code.
 
-    `line` is that of the first of the lines, `language` that of text without a magic command.
+    `line` is the number of the first line, `language` the language of text without a magic command.
     """
     cells: list[Cell] = []
     at = 0
@@ -73,7 +73,7 @@ def cells_of(lines: list[str], *, file: str, line: int, language: CellKind) -> l
         elif (
             is_double
             or name in _OF_WHOLE_CELLS
-            # Of an unknown magic, the text below is its own.
+            # Text below an unknown magic that is in another language belongs to the magic.
             or (name not in _TIMERS and not _is_language(lines[at + 1 :], language))
         ):
             body = [match.group(3) or "", *lines[at + 1 :]]
@@ -165,8 +165,8 @@ def _code(lines: list[str], file: str, line: int) -> Cell:
 def _without_magics(lines: list[str]) -> tuple[list[str], dict[int, str]]:
     """Replace magic lines; return the new lines and the magics by their index.
 
-    Only a line that Python itself complains about can be a magic: one that begins with `%` may
-    as well continue with an expression, or be part of a text.
+    Only a line with a syntax error can be a magic: a line that begins with `%` may also continue
+    an expression, or be part of a string.
     """
     lines = list(lines)
     magics: dict[int, str] = {}
@@ -179,7 +179,7 @@ def _without_magics(lines: list[str]) -> tuple[list[str], dict[int, str]]:
                 return lines, magics
             match = _BARE_MAGIC.match(lines[number])
             if match is None or (match.group(1) and _is_run(lines[number])):
-                return lines, magics  # compiling it fails; only a whole notebook can be run
+                return lines, magics  # compiling it fails; `%run` must not be indented
             magics[number], count = _continued(lines, number, lines[number])
             timed = _TIMED.match(lines[number])
             lines[number] = match.group(1) + (timed.group(2) if timed else "pass")

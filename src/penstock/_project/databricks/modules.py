@@ -2,7 +2,7 @@
 
 `from databricks.sdk.runtime import dbutils`, `from pyspark.dbutils import DBUtils` and
 `from databricks.connect import DatabricksSession` work while a project is open. An installed
-`databricks.sdk` stays what it is, except for `runtime`, which would want a workspace.
+`databricks.sdk` is not changed, except for `runtime`, which would need a workspace.
 """
 
 import sys
@@ -23,12 +23,12 @@ Namespace = Callable[[], Mapping[str, object]]
 
 @contextmanager
 def databricks_modules(namespace: Namespace) -> Iterator[None]:
-    """Let these modules be imported while this is open. It changes the whole process.
+    """Make these modules importable while this is open, in the whole process.
 
-    Without a `dbutils` in the globals of source files the modules do not exist.
+    The modules do not exist if the globals of source files have no `dbutils`.
     """
     modules = _Modules(namespace, (_RUNTIME, _DBUTILS, _CONNECT))
-    # Asked last, so that installed packages of these names are found before.
+    # The last finder, so that installed packages with these names take precedence.
     packages = _Modules(namespace, _PACKAGES)
     sys.meta_path.insert(0, modules)
     sys.meta_path.append(packages)
@@ -46,7 +46,7 @@ class _Modules(MetaPathFinder, Loader):
         self._namespace = namespace
         self._names = names
         self._made: list[ModuleType] = []
-        # What an installed package has of the same name comes back afterwards.
+        # Modules of an installed package with these names, restored afterwards.
         self._hidden = {name: sys.modules.pop(name) for name in names
                         if name not in _PACKAGES and name in sys.modules}  # fmt: skip
 
@@ -85,7 +85,7 @@ class _Modules(MetaPathFinder, Loader):
         return {}
 
     def _of_runtime(self, name: str) -> object:
-        """A name of the module: each job has a session and `dbutils` of its own."""
+        """An attribute of the module; each job has its own session and `dbutils`."""
         try:
             return self._runtime()[name]
         except KeyError:

@@ -17,7 +17,7 @@ from penstock._project.databricks.magics import Cell, CellKind, cells_of, code_c
 from penstock.errors import DefinitionError, PenstockError
 
 SUFFIXES = (".py", ".sql", ".ipynb")
-"""Of the files that can be a source; a notebook that is named without one is searched so."""
+"""The suffixes of sources, in the order in which they are tried for a name without a suffix."""
 
 _CELL_NAME = re.compile(r"\[cell \d+\]$")
 _RUN_ARGUMENT = re.compile(
@@ -47,7 +47,7 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def cells_or_none(path: Path) -> list[Cell] | None:
-    """As `read_cells`; `None` if that fails: executing the file reports what is wrong."""
+    """As `read_cells`, but `None` if it fails: executing the file reports the error."""
     try:
         return read_cells(path)
     except (PenstockError, SyntaxError, ValueError, OSError):
@@ -57,8 +57,8 @@ def cells_or_none(path: Path) -> list[Cell] | None:
 def is_notebook_source(text: str) -> bool:
     """Whether text is a notebook that was exported as a script.
 
-    Databricks wants the header on the first line; here other comments, such as a licence, may
-    stand above it.
+    Databricks requires the header on the first line; here it may follow other comments, such as a
+    licence.
     """
     for line in text.splitlines():
         words = line.strip().lstrip("\ufeff")
@@ -84,7 +84,7 @@ def find_notebook(place: Path) -> Path | None:
 def find_notebook_of_workspace(place: str, root: Path) -> Path | None:
     """Return the file of the project that an absolute path in a Databricks workspace means.
 
-    Of `/Repos/someone/shop/notebooks/bronze` the longest end that is in the project counts.
+    For `/Repos/someone/shop/notebooks/bronze`, it is the longest suffix that exists in the project.
     """
     parts = [part for part in place.split("/") if part]
     notebooks = (find_notebook(root.joinpath(*parts[start:])) for start in range(len(parts)))

@@ -35,7 +35,7 @@ def notebook_globals(
 
 
 def display(*_objects: Any, **_options: Any) -> None:
-    """Ignore the arguments; starts no query."""
+    """Ignore the arguments; no query is started."""
 
 
 @contextmanager

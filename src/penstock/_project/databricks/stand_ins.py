@@ -1,7 +1,7 @@
 """Stand-ins for what is missing on this machine while a foreign project is checked.
 
 Modules that are not installed become empty ones whose names can be called, subclassed and used as
-decorators; secrets that are nowhere become a placeholder. Only for checks: nothing runs with these.
+decorators; missing secrets become a placeholder. Only for checks: no pipeline runs with these.
 """
 
 import sys
@@ -14,13 +14,13 @@ from typing import Any
 
 from penstock._project.secrets import missing_secrets_allowed
 
-# With it, Spark takes something for one of its own functions, and looks deeper into it.
+# Spark treats an object with this attribute as a UDF and accesses more of its attributes.
 _MARK_OF_UDFS = "asNondeterministic"
 
 
 @contextmanager
 def stand_ins(modules: Iterable[str]) -> Iterator[None]:
-    """Let these modules, and those below them, be imported while this is open.
+    """Make these modules and their submodules importable while this is open.
 
     It changes the whole process.
     """
@@ -50,7 +50,7 @@ class _Finder(MetaPathFinder, Loader):
             return None
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is not None and not isinstance(parent, _AbsentModule):
-            return None  # a real package lacks this module: that is an error of the project
+            return None  # an installed package lacks this module: an error of the project
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -88,7 +88,7 @@ class _Absent:
         self._name = name
 
     def __call__(self, *arguments: Any, **_options: Any) -> Any:
-        # As a decorator it must not swallow the function below it.
+        # As a decorator, it must return the decorated function.
         if len(arguments) == 1 and callable(arguments[0]):
             return arguments[0]
         for argument in arguments:
