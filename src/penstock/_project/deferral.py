@@ -20,11 +20,11 @@ def with_deferral(
 ) -> PipelineSettings:
     """The settings of a pipeline with the storage from which unchanged datasets are read.
 
-    `read` are those of the files. `defer_to` is a target of them, or a storage relative to
-    `folder`. `of_target` returns the settings of another target as its files have them.
+    `read` are the settings of the files. `defer_to` is one of their targets, or a storage relative
+    to `folder`. `of_target` returns the settings of another target from its files.
 
     Raises:
-        SpecError: There is no such target, or two targets have one storage.
+        SpecError: There is no such target, or two targets have the same storage.
     """
     for name in read.own_targets:
         if name != read.target and of_target(name).home == settings.home:

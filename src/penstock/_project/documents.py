@@ -1,7 +1,6 @@
-"""Parsed settings files as trees whose every part knows the file and line that it stands in.
+"""Parsed settings files as trees; each part has its file and line.
 
-Parts of several files are laid over each other; errors and relative paths still need to know where
-each part came from.
+Parts of several files are merged; errors and relative paths still need the origin of each part.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ class Node:
     def get(self, *keys: str) -> "Node | None":
         """Return the part at a path of keys, or `None` if there is none or it is null.
 
-        Of a list, a key is the number of an entry.
+        For a list, a key is the index of an entry.
         """
         node = self
         for key in keys:
@@ -112,7 +111,7 @@ def truth_of(part: Node | None, key: str) -> bool | None:
 
 
 def as_truth(value: object) -> object:
-    """The boolean that a string stands for, such as `yes`; any other value unchanged."""
+    """Return the boolean that a string such as `yes` means; any other value unchanged."""
     word = value.strip().lower() if isinstance(value, str) else ""
     return word in _TRUE if word in _TRUE | _FALSE else value
 

@@ -1,8 +1,8 @@
 """The event log of a pipeline in an object store: a copy below the storage root.
 
-The driver writes its log to the local disk, and uploads what changed every few seconds and at the
-end. Readers on other machines download what they lack. Segments only grow, so their sizes show what
-is missing; `.last_batches` is replaced, and its time shows that.
+The driver writes its log to the local disk, and uploads changed files every few seconds and at the
+end. Readers on other machines download missing and changed files. Segments only grow, so a change
+is detected by size; `.last_batches` is replaced, so its change is detected by modification time.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class EventStore:
 
     def pull(self) -> None:
         """Download the files that are newer in the storage than here, or missing here."""
-        # A reader takes a segment for complete when the next one exists.
+        # In order: a reader considers a segment complete if the next one exists.
         for info in sorted(self._list(self._path), key=lambda info: _order(info.base_name)):
             local = self._directory / info.base_name
             version = info.mtime_ns if local.name == LAST_BATCHES else info.size
@@ -58,14 +58,14 @@ class EventStore:
                 os.utime(draft, ns=(info.mtime_ns,) * 2)
                 draft.replace(local)
                 version = _version(local)  # it may have grown since it was listed
-            # Not before: `push` deletes what it knows and does not find here.
+            # Only now: `push` deletes files with a version that do not exist here.
             self._versions[local.name] = version
 
     def push(self) -> None:
         """Upload the files that changed since the last call, and delete those that are gone."""
         present: dict[str, tuple[int, bytes | None]] = {}
         paths = self._directory.iterdir() if self._directory.is_dir() else ()
-        # The newest first: one that is complete then is not read before its last event.
+        # Read the newest first, so that a segment before it is read only when it is complete.
         for path in sorted(paths, key=lambda path: _order(path.name), reverse=True):
             if path.name == LAST_BATCHES or path.name[0] != ".":
                 with contextlib.suppress(FileNotFoundError):  # rolled up meanwhile
@@ -83,7 +83,7 @@ class EventStore:
             del self._versions[name]
 
     def folders(self, name: str) -> list[str]:
-        """Names of the folders in a folder beside the copy."""
+        """Names of the folders in a folder next to the copy."""
         from pyarrow.fs import FileSelector, FileType
 
         path = f"{self._path.rpartition('/')[0]}/{name}"
@@ -98,7 +98,7 @@ class EventStore:
         return sorted(names)
 
     def holder(self, seconds: float) -> dict[str, Any] | None:
-        """Who renewed the lease of the storage in the last seconds."""
+        """The record of a lease of the storage that was renewed in the last `seconds`."""
         terms = self._list(f"{self._path.rpartition('/')[0]}/state/lease")
         if not terms:
             return None
@@ -153,7 +153,7 @@ def _version(path: Path) -> int:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Sorts the segments of an update by number: the first one has none in its name."""
+    """The sort key of a segment by number, which the first segment's name does not contain."""
     return len(name), name
 
 
@@ -196,7 +196,7 @@ def _pulled(settings: PipelineSettings) -> EventStore | None:
 
 
 def pipelines_of(settings: PipelineSettings) -> list[PipelineSettings]:
-    """The settings of a pipeline for each pipeline that its storage can have."""
+    """The settings of each pipeline that may exist in the storage of a pipeline."""
     alone = replace(settings, shared_storage=False)
     local, store = local_path(settings.storage), event_store(alone)
     names: list[str] = []
@@ -211,7 +211,7 @@ def pipelines_of(settings: PipelineSettings) -> list[PipelineSettings]:
 
 
 def holder_of(settings: PipelineSettings) -> Mapping[str, Any] | None:
-    """What the holder of a pipeline's lease wrote (`pid`, `host`, ...), on any machine."""
+    """The record of the holder of a pipeline's lease (`pid`, `host`, ...), on any machine."""
     holder = living_holder(pipeline_lease_path(settings.home))
     store = None if holder is not None else event_store(settings)
     if store is not None:

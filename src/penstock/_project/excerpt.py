@@ -1,7 +1,7 @@
-"""The code of a declaration, for people who look at a pipeline: read from its file as it is now.
+"""The code of a declaration, to be shown to users: read from the current version of its file.
 
 Code may contain credentials. A string that belongs to a word such as `password`, or that looks
-like a credential by itself, is not shown.
+like a credential by itself, is masked.
 """
 
 import ast
@@ -36,7 +36,7 @@ _SECRET = re.compile(
     r"|\bpwd|\bsas",
     re.IGNORECASE,
 )
-# A key by its looks. Paths are no keys.
+# A string that looks like a key; paths are excluded by `_looks_like_a_key`.
 _KEY_LIKE = re.compile(
     r"(?=\S{0,99}\d)(?=\S{0,99}[a-z])(?=\S{0,99}[A-Z])[A-Za-z0-9+/=_\-]{24,}|[0-9a-f]{32,}"
 )
@@ -45,8 +45,8 @@ _KEY_LIKE = re.compile(
 def excerpt(root: Path, declared_at: str) -> dict[str, Any] | None:
     """The statement that begins at a file and line, such as `transformations/orders.py:12`.
 
-    For JSON, without credentials; `line` is the number of the first one. `None` for files that are
-    missing, outside of the folder, neither Python nor SQL, larger than sources are, or broken.
+    A dictionary for JSON, with credentials masked; `line` is the number of the first line. `None`
+    for files that are missing, outside of the folder, neither Python nor SQL, too large, or broken.
     """
     place = _PLACE.fullmatch(declared_at)
     if place is None:
@@ -70,7 +70,7 @@ def excerpt(root: Path, declared_at: str) -> dict[str, Any] | None:
     if ends is None:
         return None
     first, last = ends
-    # Whole, as a text that is cut has no end.
+    # Masked before it is cut: a cut string has no closing quote.
     code = without_secrets("\n".join(lines[first - 1 : last]), is_sql=is_sql)
     shorter = "\n".join(code.split("\n")[:_MOST_LINES])[:_MOST_TEXT]
     is_cut = len(shorter) < len(code)
@@ -97,12 +97,12 @@ def without_secrets(code: str, *, is_sql: bool = False) -> str:
         quote = groups.get("long") or groups["quote"]
         text = groups["text"] if groups.get("long") is None else groups["long_text"]
         is_continued = was_hidden and not between.strip(" \t\r\n\\()bBrRuUfF")
-        # What belongs to a text stands before it: a name, or the text before that is a key.
+        # The name of a string is before it: in the code, or in the previous string.
         words = previous + between[-400:]
         was_hidden = bool(is_continued or _SECRET.search(words) or _looks_like_a_key(text))
         hidden = _HIDDEN + "\n" * text.count("\n")
         pieces.append(f"{quote}{hidden if text else ''}{quote}" if was_hidden else match[0])
-        # The key of a value that was hidden is not about what comes after it.
+        # A hidden value is not the name of the next string.
         previous = "" if was_hidden else text
     pieces.append(code[before:])
     return shown("".join(pieces))

@@ -31,9 +31,9 @@ _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.al
 
 
 class SourceExecutor:
-    """Executes source files of one project: of a pipeline on one thread, jobs on one each.
+    """Executes the source files of a project: a pipeline on one thread, each job on its own.
 
-    `missing_packages` are those of `%pip` cells that are not installed, by name, in order.
+    `missing_packages` are packages of `%pip` cells that are not installed, by name, in order.
     `executed` are all files: sources, modules that they import and notebooks that they run.
     """
 
@@ -49,15 +49,16 @@ class SourceExecutor:
         context: SqlContext | None = None,
         running: tuple[Path, ...] = (),
     ) -> None:
-        """Execute a file. What it declared before at the same line is not declared again.
+        """Execute a file. If it was executed before, its declarations are not repeated.
 
         The Python cells have the `namespace` as globals. A file that is run with `%run` has the
-        `context` of the one that runs it: both are one session; `running` are that file and those
-        that run it, the last one last.
+        `context` of the file that runs it: both share a session; `running` are that file and those
+        that run it, the innermost last.
 
         Raises:
             BaseException: Whatever a Python cell raises; the cells below it are not executed.
-            DefinitionError: The file is no notebook, or runs one that does not exist or runs it.
+            DefinitionError: The file is not a valid notebook, or notebooks run each other.
+            SpecError: The file runs a notebook that does not exist.
         """
         is_again = path in self.executed
         self.executed.add(path)
@@ -139,7 +140,7 @@ def parse(path: Path, settings: PipelineSettings) -> None:
 
     Raises:
         SyntaxError: A Python cell is wrong.
-        DefinitionError: The file is no notebook.
+        DefinitionError: The file is not a valid notebook.
     """
     flags, context = 0, _sql_context(settings)
     for cell in read_cells(path):
@@ -179,7 +180,7 @@ def _run_python(cell: Cell, namespace: dict[str, Any], flags: int) -> int:
 def _compiled(cell: Cell, flags: int) -> CodeType:
     text = "\n" * (cell.line - 1) + cell.text
     if file_of_cell(cell.file) != cell.file:
-        # There is no such file to take the lines of a traceback from.
+        # A cell is not a file from which a traceback could read its lines.
         lines = text.splitlines(keepends=True)
         linecache.cache[cell.file] = (len(text), None, lines, cell.file)
     code: CodeType = compile(text, cell.file, "exec", flags=flags, dont_inherit=True)

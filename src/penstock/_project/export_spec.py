@@ -17,7 +17,7 @@ class SpecPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-# Numbers are text until here, as all values are.
+# Numbers are read as strings, as are all values.
 Count = Annotated[int, Field(strict=False, ge=0)]
 PositiveCount = Annotated[int, Field(strict=False, ge=1)]
 PositiveNumber = Annotated[float, Field(strict=False, gt=0)]
@@ -25,7 +25,7 @@ Truth = Annotated[bool, BeforeValidator(as_truth)]
 
 
 def shorthand(kind: type | UnionType, key: str, *types: Any) -> BeforeValidator:
-    """Lets a value of a type stand for a mapping that has only this key; `types` are all forms."""
+    """Accept a value of type `kind` as a mapping with only `key`; `types` are the other types."""
 
     def written_out(value: Any) -> Any:
         value = as_truth(value) if kind is bool else value

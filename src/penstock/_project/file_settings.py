@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """Settings as far as files have them; `None` and empty mean that they do not.
+    """Settings of files; `None` or empty means not set.
 
     `target` is the selected one of the `targets`; `own_targets` are those of a spec file.
     `defer_to` is a target, or a storage.
@@ -60,9 +60,10 @@ class FileSettings:
     defer_to: str | None = None
 
     def over(self, base: "FileSettings") -> "FileSettings":
-        """Merge these settings over others: their values win.
+        """Merge these settings over others; these take precedence.
 
-        `configuration`, `parameters`, `paths` and `tables` are merged by key, some lists joined.
+        `configuration`, `parameters`, `paths` and `tables` are merged by key, and some lists are
+        concatenated.
         """
         roots = [*self.import_roots, *base.import_roots]
         if base.root != self.root:
@@ -90,5 +91,5 @@ def merged_by(
 
 
 def table_key(name: str) -> tuple[str, ...]:
-    """Return the form of a table name in which equal names are equal, or raise `ValueError`."""
+    """Return a key that is equal for equal table names, or raise `ValueError`."""
     return tuple(part.lower() for part in split_name(name))

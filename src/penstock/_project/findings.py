@@ -23,7 +23,7 @@ class Finding:
     """Something that a source needs: a key, `scope/key`, path, module or package.
 
     `line` is counted in the text that was searched. `has_default`: the source continues without it.
-    `scheme` is that of a path.
+    `scheme` is the scheme of a path.
     """
 
     kind: FindingKind
@@ -39,7 +39,7 @@ _PATH = re.compile(
 )
 _REFERENCE = re.compile(r"\$\{\s*([\w.\-:/]+)\s*\}")
 _FOREIGN_REFERENCES = ("env:", "system:", "bundle.", "var.", "workspace.", "resources.")
-# Of these Spark always has a value.
+# Spark always has values for these keys.
 _OF_SPARK = ("spark.sql.", "spark.app.", "spark.master", "spark.driver.", "spark.databricks.delta.")
 
 
@@ -90,7 +90,7 @@ def sql_findings(text: str) -> Iterator[Finding]:
         yield Finding(FindingKind.SECRET, f"{match[2]}/{match[4]}", line)
     for match in _TOKEN.finditer(text):
         line = 1 + text.count("\n", 0, match.start())
-        # As Python's f-strings are shown: `/Volumes/{catalog}/raw`.
+        # Shown like Python's f-strings: `/Volumes/{catalog}/raw`.
         literal = re.sub(r"\$\{\s*([^}]*?)\s*\}", r"{\1}", match.group()[1:-1])
         if finding := path_in(literal, line):
             yield finding
@@ -140,7 +140,7 @@ def python_findings(code: str) -> PythonFindings:
     try:
         tree = ast.parse(code)
         _Visitor(result, _constants(tree)).visit(tree)
-    # A RecursionError also of the visitor, for an expression of a thousand terms.
+    # The visitor raises a RecursionError as well, for an expression of a thousand terms.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         result.findings = list(_line_findings(code))
     return result

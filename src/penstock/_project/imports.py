@@ -3,9 +3,9 @@
 While `project_imports` is open, the modules of a project's folders can be imported. Each file is
 executed once, whether it runs as a source, is imported by a sibling, or both: a file that declares
 datasets must not declare them twice. Only `%run` executes a file again, in another's namespace
-(see `SourceExecutor`). Afterwards nothing of it is left in `sys.modules`, so the
-next load in the same process sees changed files, and Spark pickles functions of these modules by
-value: its Python workers could not import them.
+(see `SourceExecutor`). Afterwards its modules are removed from `sys.modules`, so the next load in
+the same process sees changed files. Spark pickles functions of these modules by value, because its
+Python workers cannot import them.
 """
 
 import importlib
@@ -31,7 +31,7 @@ from penstock._project.mapped_files import mapped_files
 from penstock._project.module_search import folder_around
 from penstock._project.sources import find_sources, has_main_code
 
-# What the project's own files may not hide, even if one of them has such a name.
+# Modules that files of the project with the same name do not shadow.
 _PROTECTED = sys.stdlib_module_names | {"delta", "dlt", "penstock", "py4j", "pyspark"}
 
 _open: list["ProjectImports"] = []
@@ -43,10 +43,10 @@ def project_imports(
 ) -> Iterator["ProjectImports"]:
     """Let files of the project import each other while this is open.
 
-    It changes the whole process. Opened again for the same project inside of itself, it gives the
-    same object, and imported modules stay until the outermost is closed: keep it open around
-    loading and analysis, so that an `import` inside of a query function works too. `sources` are
-    searched if they are not known.
+    It changes the whole process. Nested use for the same project returns the same object, and
+    imported modules are kept until the outermost is closed: keep it open around loading and
+    analysis, so that an `import` inside of a query function works too. By default, the `sources`
+    are searched.
     """
     if _open and _open[-1].root == settings.root:
         yield _open[-1]
@@ -70,7 +70,7 @@ def project_imports(
         _open.remove(imports)
         sys.meta_path.remove(imports)
         sys.meta_path.remove(around)
-        # What files added relative to themselves means nothing to the next project.
+        # Remove entries that files added relative to themselves.
         sys.path[:] = [
             entry
             for entry in sys.path
@@ -84,8 +84,8 @@ class ProjectImports(MetaPathFinder):
     """Finds and executes the files of one project.
 
     Modules are searched in `folders`: the root and its `src`, the folders of the source files,
-    those between them and the root, and those that the settings name. What is in none of them, and
-    is not installed, may lie a few folders above the root.
+    those between them and the root, and those that the settings name. A module that is in none of
+    them, and is not installed, is searched in a few folders above the root.
     """
 
     def __init__(self, settings: PipelineSettings, sources: Sequence[Path]) -> None:
@@ -107,20 +107,20 @@ class ProjectImports(MetaPathFinder):
 
     @property
     def namespace(self) -> Mapping[str, object]:
-        """Of the source that is executed."""
+        """The namespace of the source that is executed."""
         return self._source.namespace
 
     @property
     def _source(self) -> "_Source":
-        """The one of this thread; on a thread of the user's code, the one started last."""
+        """The source of this thread; on a thread of the user's code, the source started last."""
         source: _Source = getattr(self._here, "source", self._started)
         return source
 
     def run(self, source: Path, namespace: Mapping[str, object], *, is_main: bool = False) -> None:
         """Execute a source file, unless a sibling has already imported it.
 
-        With `is_main` it is the program, as of `python source.py`. Raises whatever the file raises;
-        the same object again if it was imported before and failed.
+        With `is_main` it is the main program, as with `python source.py`. Raises whatever the file
+        raises; the same object again if it was imported before and failed.
         """
         path = str(source)
         own = _between(source.parent, Path(self.root))
@@ -143,7 +143,7 @@ class ProjectImports(MetaPathFinder):
         finally:
             if not is_main:
                 self._started = self._here.source = _Source(namespace, self.folders)
-                # Folders may have modules of the same name; each file sees those of its own.
+                # Folders may have modules of the same name; each file sees those of its own folder.
                 self._forget(self._imported_names)
 
     def find_spec(
@@ -193,8 +193,8 @@ class ProjectImports(MetaPathFinder):
     def appended_folders(self) -> list[str]:
         """Folders that files added to `sys.path` relative to themselves, as in a notebook.
 
-        The working directory is the root: what is not below it may be below the folder of a file,
-        the one that was executed last first.
+        The working directory is the root: a relative path that does not exist there is searched in
+        the folders of executed files, the most recently executed first.
         """
         entries = [entry for entry in sys.path if entry not in self._paths and entry]
         below = [
@@ -282,7 +282,7 @@ def module_folders(root: Path, sources: Sequence[Path]) -> list[str]:
 
 
 def _between(folder: Path, root: Path) -> list[str]:
-    """The folders above one, up to the root of the project; none if it lies outside."""
+    """The folders above a folder, up to the root of the project; none if it is outside."""
     if not folder.is_relative_to(root):
         return []
     return [str(above) for above in folder.parents if above.is_relative_to(root)]
@@ -291,7 +291,7 @@ def _between(folder: Path, root: Path) -> list[str]:
 def _package_of(source: Path) -> tuple[str, list[str]]:
     """The package that a source belongs to, with a dot, and the folder that it is imported from.
 
-    So relative imports work in a source, too.
+    Makes relative imports work in a source.
     """
     names: list[str] = []
     folder = source.parent

@@ -47,7 +47,7 @@ def imported_files(
 ) -> Iterator[tuple[str, Path]]:
     """Modules of the project that a file of a source imports, and notebooks that it runs.
 
-    Gives names and files; the name is empty for a relative import and a notebook.
+    Yields names and files; the name is empty for a relative import and a notebook.
     """
     for cell in cells:
         if cell.kind is CellKind.PYTHON:
@@ -82,7 +82,7 @@ def refuse_modules_of_one_name(settings: PipelineSettings, jobs: Sequence[Path])
     """Check that jobs of one process do not import different files by the same name.
 
     Raises:
-        DefinitionError: Two of them do: Python has one module of each name.
+        DefinitionError: Two of them do; Python has only one module of each name.
     """
     root = Path(settings.root)
     folders = module_folders(root, jobs)
@@ -102,7 +102,7 @@ def refuse_modules_of_one_name(settings: PipelineSettings, jobs: Sequence[Path])
 
 
 def refuse_job(sources: Sequence[Path], root: Path) -> None:
-    """Raise `SOURCE_IS_JOB` for a job, which must not be executed to look at it."""
+    """Raise `SOURCE_IS_JOB` for a job: executing it would start its queries."""
     for job in _jobs_of(sources, root):
         raise DefinitionError(
             "SOURCE_IS_JOB",

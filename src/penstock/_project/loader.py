@@ -19,7 +19,7 @@ from penstock._project.sources import find_sources
 from penstock._project.user_code import user_code_error
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError, UserCodeError
 
-# Of text that is not executed: another file may set the variable.
+# Not certain for files that are not executed: another file may set the variable.
 _UNSURE = ("SQL_VARIABLE_UNKNOWN", "USER_CODE_RAISED")
 
 
@@ -29,7 +29,7 @@ def load_definitions(
     """Execute every source file of a pipeline, once, and return what they declare.
 
     All files are executed, even if one of them is wrong; `DefinitionErrors` has all errors. Query
-    functions are not called. Loaded again, files and the modules that they import are read again.
+    functions are not called. Each load reads the files and the modules that they import again.
     """
     registry, sources = _load(settings, namespace)
     if registry.is_empty and not registry.errors:
@@ -105,7 +105,7 @@ def check_syntax(settings: PipelineSettings) -> None:
 
     Raises:
         DefinitionError: The files are a job.
-        DefinitionErrors: Files that cannot be read, wrong Python syntax, or wrong SQL statements.
+        DefinitionErrors: Files cannot be read, or have invalid Python syntax or SQL statements.
         SpecError: There are no sources.
     """
     registry, sources = Registry(), find_sources(settings)
@@ -133,7 +133,7 @@ def job_programs(
     on_configure: Callable[[Mapping[str, Any]], Any],
     on_stop: Callable[[], None],
 ) -> Iterator[None]:
-    """Let files of a job be executed as programs by `run_job_file`, several on a thread each.
+    """Let files of a job be executed as programs by `run_job_file`, several on separate threads.
 
     `arguments` are those of all programs; see `shared_session` for the functions.
     """

@@ -28,7 +28,7 @@ def storage_uri(text: str, folder: Path) -> str:
 def absolute_location(text: str, folder: Path) -> str:
     """Return an absolute path, or a URI as it is; a relative path is taken from `folder`.
 
-    The message of a `ValueError` continues after the text.
+    The message of a `ValueError` is a predicate, to be appended to the location.
     """
     if not text.strip():
         raise ValueError("is blank")

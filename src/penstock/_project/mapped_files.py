@@ -1,7 +1,7 @@
 """Mapped paths for plain Python: `open("/Volumes/...")` and the like, as on Databricks.
 
-There such paths are ordinary files of the machine. While a project is open, Python's functions that
-open, inspect and list files follow the mapping of the settings; all other paths are left alone.
+There, such paths are local files. While a project is open, Python's functions that open, inspect
+and list files follow the mapping of the settings; all other paths are unchanged.
 """
 
 import builtins

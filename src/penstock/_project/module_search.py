@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-# Provided while a pipeline loads.
+# Modules that are provided while a pipeline loads.
 _PROVIDED = {
     *("dlt", "penstock", "pyspark", "delta", "py4j"),
     *("databricks.sdk.runtime", "databricks.connect"),
 }
 
 
-# A folder of transformations lies in a pipeline's folder, and that in a repository's.
+# A folder of transformations is in a pipeline's folder, which is in a repository.
 _MOST_ABOVE = 3
 
 
 def folder_around(root: Path, module: str) -> Path | None:
     """Return the nearest folder above a project's that has a module or package of that name.
 
-    A pipeline's root may be a part of a project: `transformations`, with `utilities` beside it.
+    A pipeline's root may be a part of a project: `transformations`, with `utilities` next to it.
     Nothing is searched above a Git repository.
     """
     here = root
@@ -42,12 +42,12 @@ class ModuleSearch:
         self._folders = [Path(folder) for folder in folders]
 
     def add(self, folder: Path) -> None:
-        """Search in one more folder, that a source adds to `sys.path`; ignored if there is none."""
+        """Search another folder, which a source adds to `sys.path`; ignored if it is missing."""
         if folder.is_dir():
             self._folders.append(folder.resolve())
 
     def is_known(self, module: str) -> bool:
-        """Whether the module is of Python, installed, provided, or in the project."""
+        """Whether the module is part of Python, installed, provided, or in the project."""
         top = module.partition(".")[0]
         if top in sys.stdlib_module_names or top in _PROVIDED or module in _PROVIDED:
             return True
@@ -62,7 +62,7 @@ class ModuleSearch:
         return folder_around(self._folders[0], top) is not None
 
     def file_of(self, module: str, importer: Path) -> Path | None:
-        """Return the project's file of a dotted name, maybe relative to `importer`, a folder."""
+        """Return the project's file of a dotted name, which may be relative to a folder."""
         name = module.lstrip(".")
         dots = len(module) - len(name)
         folders = [importer, *self._folders]

@@ -1,8 +1,7 @@
 """What a project needs from its surroundings, read from its sources without executing them.
 
-For the command that checks a project before its first run. Sources are read as text: what they
-compute is not known, so a key or path that is put together at run time may be missing or shown
-with its expression (`/Volumes/{catalog}/raw`).
+For the command that checks a project before its first run. Sources are read as text: a key or path
+that is computed at run time may be missing or shown with its expression (`/Volumes/{catalog}/raw`).
 """
 
 from collections.abc import Callable, Iterable
@@ -42,7 +41,7 @@ class ProjectNeeds:
     Attributes:
         settings: Configuration keys, parameters and widgets without a value.
         secrets: Secrets that were not found: `scope/key` or `NAME`, some of them computed.
-        paths: All paths that are mapped on this machine, or need access to a store.
+        paths: All paths that need a mapping on this machine, or access to a store.
         imports: Modules that are neither installed nor in the project, and not optional.
         packages: Distributions that a notebook installs with `%pip`.
     """
@@ -110,7 +109,7 @@ class _Reader:
         return {finding.name for finding, _ in self._findings if finding.kind is kind}
 
     def needs(self, kind: FindingKind, is_met: Callable[[str], bool]) -> tuple[Need, ...]:
-        """Findings of a kind whose names are not met, and that have no default."""
+        """Findings of a kind that have no default, and for whose names `is_met` is false."""
         return tuple(
             Need(finding.name, origin, finding.scheme)
             for finding, origin in self._findings

@@ -1,6 +1,6 @@
-"""Packages that notebooks install with `%pip`: which ones, and whether they are here.
+"""Packages that notebooks install with `%pip`: their names, and whether they are installed.
 
-Nothing is installed. Missing packages are in the hint of an import that fails.
+Nothing is installed. The hint of a failed import names missing packages.
 """
 
 import re
@@ -26,8 +26,8 @@ _DEEPEST_FILE = 5
 def requested_packages(command: str, folder: Path) -> tuple[str, ...]:
     """Return the names of the packages that a command installs, in order, each once.
 
-    Other commands than `pip install`, and arguments that name no package, give nothing. Paths of
-    requirement files start in `folder`.
+    Other commands than `pip install`, and arguments that name no package, are ignored. Paths of
+    requirement files are relative to `folder`.
     """
     names: dict[str, None] = {}
     for line in command.replace("\\\n", " ").splitlines():

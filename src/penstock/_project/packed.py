@@ -1,6 +1,6 @@
 """The project in a file that `penstock package` made, seen from its own code.
 
-Such a file is a PEX: it unpacks Penstock, the project beside it and the packages into a cache.
+Such a file is a PEX: it unpacks Penstock, the project next to it and the packages into a cache.
 """
 
 import os
@@ -19,7 +19,7 @@ def packed_project() -> Path | None:
 def packed_python() -> Path | None:
     """The file as an executable below the project's folder, or `None`; see `SessionOptions.python`.
 
-    Executors find it by its name in their working directory, the driver in its own.
+    The driver and the executors find it by its name in their working directories.
     """
     folder, file = packed_project(), os.environ.get("PEX")
     if folder is None or not file:

@@ -9,10 +9,10 @@ from penstock._model.pipeline import PipelineSettings
 
 
 def path_mapping(settings: PipelineSettings, notes: dict[str, None]) -> Callable[[str], str]:
-    """Maps paths by the setting `paths`.
+    """Return a function that maps paths by the setting `paths`.
 
-    Relative paths begin in the folder of the project; in the folder where the command was started
-    if only that one has them, which adds a sentence to `notes`.
+    Relative paths are in the folder of the project, or in the folder where the command was started
+    if they exist only there, which adds a sentence to `notes`.
     """
     mapped_by = PathMap(settings.paths).map
     root, start = Path(settings.root), Path(settings.started_in or settings.root)

@@ -15,7 +15,7 @@ def starts_queries(cells: Iterable[Cell]) -> bool:
 
 
 def query_lines(cells: Iterable[Cell]) -> Iterator[int]:
-    """Give the lines of these calls."""
+    """Yield the lines of the calls that start or await queries."""
     for cell in cells:
         if cell.kind is not CellKind.PYTHON:
             continue

@@ -1,6 +1,6 @@
 """`${secret:NAME}` and `${secret:scope/key}`: values that stay out of spec files and source.
 
-Looked up in this order; a value is used as it stands and is not searched for references again:
+Looked up in this order; a value is used as it is and is not searched for references again:
 
 1. environment `PENSTOCK_SECRET_<NAME>` or `PENSTOCK_SECRET_<SCOPE>_<KEY>`, in upper case, other
    characters than letters and digits as `_`
@@ -88,7 +88,7 @@ def _variable(name: str) -> str:
 
 
 def _places(name: str, root: Path) -> Iterator[tuple[str, str | None]]:
-    """Where a secret may be, for messages, and its value there."""
+    """Yield the locations of a secret, for messages, and its value there."""
     for variable in (_variable(name), name):
         if "/" not in variable:
             yield f"environment variable {variable}", os.environ.get(variable) or None
@@ -101,14 +101,14 @@ def _places(name: str, root: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def _parse_file(path: Path) -> dict[str, str]:
-    """Names and values. Errors of the parsers quote the text, so they are never chained."""
+    """Return names and values. Errors of the parsers quote the text, so they are never chained."""
     problem = "cannot be read"
     try:
         text = path.read_text(encoding="utf-8")
         problem = "is not valid YAML"
         if path.suffix.lower() not in _YAML_SUFFIXES:
             return _parse_lines(text)
-        # The base loader keeps every value as it is written: `0123` stays `0123`.
+        # The base loader keeps every value as written, such as `0123`.
         content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 (builds text only)
     except (OSError, ValueError, yaml.YAMLError):
         content = None

@@ -1,4 +1,4 @@
-"""Which file holds the settings of a project, of what kind it is, and what lies over it.
+"""Which file holds the settings of a project, of what kind it is, and what is merged over it.
 
 A file is searched in a folder, then in those above. In each folder:
 
@@ -7,8 +7,8 @@ A file is searched in a folder, then in those above. In each folder:
 3. `pipeline.json`, or a file that ends in `.pipeline.yml`, `.pipeline.yaml` or `.pipeline.json`
 4. `penstock.yaml`, `penstock.yml`
 
-Several of one line are ambiguous; an earlier line wins over a later one. A `penstock.yaml` beside
-the file that was found is laid over it.
+Several files of one line are ambiguous; an earlier line takes precedence over a later one. A
+`penstock.yaml` next to the file that was found is merged over it.
 """
 
 import re
@@ -75,7 +75,7 @@ def existing_spec(path: Path) -> Path:
 
 
 def read_settings(path: Path, choice: Choice, *, explicit: bool) -> FileSettings | None:
-    """Read a settings file of any kind, what it extends, and a `penstock.yaml` beside it.
+    """Read a settings file of any kind, what it extends, and a `penstock.yaml` next to it.
 
     A bundle that was found by searching (not `explicit`) and declares no pipeline is ignored:
     `None`.
@@ -137,7 +137,7 @@ def _pipeline_files(folder: Path) -> Iterator[Path]:
         return
     for path in entries:
         is_named_so = path.name == "pipeline.json" or path.name.endswith(_PIPELINE_SUFFIXES)
-        # Other tools call their files so as well.
+        # Other tools use these file names too.
         if is_named_so and path.is_file() and _MARK.search(path.read_text("utf-8", "replace")):
             yield path
 
@@ -198,7 +198,7 @@ def _is_lakeflow(document: Node) -> bool:
 def _own_settings(
     document: Node, spec: PipelineSpec, choice: Choice, base: FileSettings | None = None
 ) -> FileSettings:
-    """The settings of a spec file with its target: the one that a file below it has selected."""
+    """The settings of a spec file with its target; a target of the file below it wins."""
     if base is not None and base.target is not None:
         choice = replace(choice, target=base.target)
     if not spec.targets or (base is not None and base.target and base.target not in spec.targets):

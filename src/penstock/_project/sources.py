@@ -43,8 +43,8 @@ _SQL_DECLARATION = re.compile(
     re.IGNORECASE,
 )
 _SQL_VIEW = re.compile(r"\bCREATE\s+(?:TEMPORARY\s+)?VIEW\b", re.IGNORECASE)
-# Many notebooks and ad-hoc files have such views for their own queries. `CREATE OR REPLACE VIEW` is
-# a statement of warehouses, too.
+# Many notebooks and ad-hoc files create temporary views for their own queries. `CREATE OR REPLACE
+# VIEW` is a statement of warehouses, too.
 _SQL_QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|SHOW|DESCRIBE)\b", re.IGNORECASE)
 _SQL_VIEW_OF_FILE = re.compile(
     r"\bCREATE\s+(?:(?:OR\s+(?:REFRESH|REPLACE)\s+)?TEMP(?:ORARY)?|OR\s+REFRESH)\s+VIEW\b",
@@ -59,13 +59,13 @@ _MOST_FOLDERS = 2000
 def find_sources(settings: PipelineSettings) -> tuple[Path, ...]:
     """Return the pipeline's source files: in the order of the patterns, each file once.
 
-    A pattern is a file, a notebook without its ending, a folder that ends in `/**`, or has
-    wildcards. Of folders and wildcards, only what can be a source counts: no other files, no
-    tests, nothing hidden.
+    A pattern is a file, a notebook without its extension, a folder that ends in `/**`, or has
+    wildcards. Folders and wildcards match only files that can be sources: no other files, no
+    tests, no hidden files.
 
-    Without patterns these are the files that declare something: in the project's folder, else in
-    sub-folders with the usual names, else anywhere below; else those of the project's folder that
-    start streaming queries themselves.
+    Without patterns these are the files that declare something: in the project's folder, then in
+    sub-folders with the usual names, then anywhere below; if there are none, those of the project's
+    folder that start streaming queries themselves.
 
     Raises:
         SpecError: A pattern is not allowed or matches nothing, or a file is of another language.
@@ -89,7 +89,7 @@ def imports_api(text: str) -> bool:
 
 
 def has_main_code(path: Path) -> bool:
-    """Whether a source has code for the main module, which Databricks runs every source as.
+    """Whether a source has code for `__main__`, the name under which Databricks runs all sources.
 
     Spark imports its sources, so that code counts only if the file imports `dlt`, and not
     `penstock`, which Databricks does not have: such code may call `penstock.run`.
@@ -101,7 +101,7 @@ def has_main_code(path: Path) -> bool:
 
 
 def _files_below(folder: Path, *, most_folders: int | None = None) -> Iterator[Path]:
-    """Give the files of a folder that may be sources: those of a folder before its sub-folders.
+    """Yield the files of a folder that may be sources: its own files before those of sub-folders.
 
     The search ends after `most_folders`.
     """
@@ -118,7 +118,7 @@ def _files_below(folder: Path, *, most_folders: int | None = None) -> Iterator[P
 
 
 def _pipeline_files(root: Path) -> tuple[Path, ...]:
-    """The declaring files of the first location that has some."""
+    """The declaring files of the first location that has any."""
     here = [path for path in sorted(root.iterdir()) if _is_candidate(path)]
     usual = (path for name in _CONVENTIONAL for path in _files_below(root / name))
     anywhere = _files_below(root, most_folders=_MOST_FOLDERS)
@@ -143,7 +143,7 @@ def _is_candidate(path: Path) -> bool:
 
 def _declares(path: Path) -> bool:
     cells = cells_or_none(path)
-    if cells is None:  # loading it reports what is wrong
+    if cells is None:  # loading it reports the error
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
@@ -159,7 +159,7 @@ def _declares(path: Path) -> bool:
 def declares(cells: Sequence[Cell]) -> bool:
     """Whether cells of a file import the declarative API, or have SQL that creates a dataset.
 
-    A file that uses the API and is not valid Python counts, too: loading it reports what is wrong.
+    A file that uses the API and is not valid Python counts, too: loading it reports the error.
 
     A view is a dataset unless the file starts streaming queries: it is then the job's own.
     """
@@ -239,7 +239,7 @@ def _wildcard_matches(root: Path, pattern: str) -> list[Path]:
         if others := [path for path in matched if path.suffix.lower() in _OTHER_LANGUAGES]:
             raise _not_supported(min(others))
         raise _nothing_matches(pattern, f"searched from {root}")
-    # As of a folder: its own files first.
+    # As for a folder: its own files first.
     return sorted(files, key=lambda path: (path.parent, path.name))
 
 

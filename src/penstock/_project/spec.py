@@ -1,6 +1,6 @@
 """Settings of a pipeline, from the command line, the environment, its settings files and defaults.
 
-The one precedence, for every setting: argument, then environment, then spec file, then default. A
+The precedence for every setting: argument, then environment, then spec file, then default. A
 `penstock.yaml`, or a spec file that `extends` another file, comes before the file below it.
 
 =============  =====================  =================  ==================================
@@ -26,9 +26,9 @@ target         PENSTOCK_TARGET        extends.target     the default one of the 
 defer_to       PENSTOCK_DEFER_TO      defer_to           everything is built
 =============  =====================  =================  ==================================
 
-The project's folder is that of the settings file, else that of the source. References to secrets
-stay references here: settings are shown in plans. `storage` of a file that Databricks wrote is not
-used: it belongs to the workspace.
+The project's folder is that of the settings file, otherwise that of the source. References to
+secrets are not resolved here, because settings are shown in plans. `storage` of a Databricks file
+is not used, because it belongs to the workspace.
 """
 
 import os
@@ -84,8 +84,8 @@ def load_settings(
     A settings file is searched from the folder `start` upward; paths of arguments and of the
     environment are relative to it. A file means its folder, with the file as `source`. `source`, a
     file or folder, replaces the sources that the settings file lists; a folder with a settings file
-    of its own is that project, and a settings file the same as `spec`. Mappings win over those of
-    the files key by key; for all others see the table of this module.
+    is a separate project, and a settings file is used as `spec`. Mappings override those of the
+    files by key; for all other settings see the table of this module.
 
     Raises:
         SpecError: Something does not exist, is ambiguous or is not allowed.
@@ -188,9 +188,9 @@ def _local_dir(configured: str | None, start: Path, root: Path) -> str:
 
 
 def _outside(storage: str, root: Path, start: Path) -> str:
-    """The storage; of a packed project, a relative one is in the folder where it is started.
+    """The storage; in a packed project, a relative one is in the folder where it is started.
 
-    The project is in a cache, which may be emptied and is another one after each change.
+    The project is in a cache folder, which may be deleted and differs after each change.
     """
     below = f"file://{root}/"
     if root == packed_project() and storage.startswith(below):
@@ -249,7 +249,7 @@ def _patterns(
     if source is not None and source != root:
         if source.is_file():
             return (_shown(source, root),)
-        # What lies beside the pipeline's sources, such as maintenance, is none of them.
+        # Other files next to the pipeline's sources, such as maintenance, are not sources.
         declaring = tuple(_shown(path, root) for path in declaring_files(source))
         return declaring or (f"{_shown(source, root)}/**",)
     return tuple(

@@ -1,7 +1,7 @@
 """The spec file: `pipeline.yaml`, `penstock.yaml`, or `spark-pipeline.yml` of open-source Spark.
 
-It is ours, so it is read strictly: an unknown key is an error that names the nearest known one.
-Keys that only Databricks' files have may stand in it too; they become notes.
+It is read strictly: an unknown key is an error that names the nearest known key. Keys that only
+Databricks' files have are allowed too; they become notes.
 """
 
 import re
@@ -294,7 +294,7 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def _invalid(error: ValidationError, document: Node) -> SpecError:
-    """One error for all that is wrong; its origin is the first location."""
+    """Return one error for all problems; its origin is the first location."""
     shown = document.origin.file
     problems: list[tuple[int, str]] = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):

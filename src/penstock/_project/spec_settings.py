@@ -61,7 +61,7 @@ def spec_settings(spec: PipelineSpec, document: Node) -> FileSettings:
 
 
 def _source(library: Library, entry: Node, files: WorkspaceFiles) -> tuple[SourcePattern, ...]:
-    # Paths of files and folders are checked where sources are collected, as they are written.
+    # Paths of files and globs are kept as written; they are checked when sources are collected.
     if library.file is not None:
         return ((files.root, library.file.path),)
     if library.glob is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 Setting = Callable[..., str | None]
-"""Returns the value of the first of these settings that is set, below `spark.hadoop.fs.`."""
+"""Returns the value of the first of the named `spark.hadoop.fs.` settings that is set."""
 
 TIMEOUT_SECONDS = 20.0
 
@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 20.0
 def store_of(settings: PipelineSettings, uri: str) -> "tuple[FileSystem, str] | None":
     """The file system of a URI and the path in it; `None` if it is not of an object store.
 
-    Opens no connection: wrong credentials fail with the first use.
+    Opens no connection: wrong credentials fail on first use.
     """
     scheme, _, rest = uri.partition("://")
     authority, _, path = rest.rstrip("/").partition("/")
@@ -70,7 +70,7 @@ def _azure(host: str, scheme: str, setting: Setting) -> "FileSystem":
     return AzureFileSystem(
         account,
         account_key=setting(f"azure.account.key.{host}", "azure.account.key"),
-        # National clouds have domains of their own.
+        # National clouds have different domains.
         blob_storage_authority=endpoint.replace(".dfs.", ".blob."),
         dfs_storage_authority=endpoint.replace(".blob.", ".dfs."),
         blob_storage_scheme=protocol,

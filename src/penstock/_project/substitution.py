@@ -1,8 +1,8 @@
 """References such as `${var.catalog}` and `${bundle.target}` in the files of a bundle.
 
-A text that is one reference and nothing else takes the value as it is, which may be a list or a
-mapping. What only a workspace knows stays as it is written, and a note says so. References of
-other kinds, such as `${secret:scope/key}`, are not touched.
+A string that consists of one reference takes its value, which may be a list or a mapping. Values
+that are only available in a workspace are kept as references, with a note. References of other
+kinds, such as `${secret:scope/key}`, are not changed.
 """
 
 import getpass
@@ -19,7 +19,7 @@ from penstock.errors import SpecError
 _REFERENCE = re.compile(
     r"\$\{((?:var|variables|bundle|workspace|resources|artifacts)[.\w\[\]-]*)\}"
 )
-# Older files put `/Workspace` before a path that has it already; `files` is where files are synced.
+# Older files prepend `/Workspace` to a path that already has it; files are synced to `files`.
 _FILES = re.compile(r"(?:/Workspace/?)?\$\{workspace\.root_path\}/files\b")
 _WORKSPACE = re.compile(r"/Workspace/?(?=\$\{workspace\.(?:file|root|resource)_path\})")
 _STEP = re.compile(r"[^.\[\]]+")
@@ -31,8 +31,8 @@ _DEEPEST = 30
 class Substitution:
     """Fills in the references of one bundle and target.
 
-    `tree` has all files of the bundle, with the overrides of the target. `root` stands for the
-    workspace's folder of its files. `overrides` are from `variable-overrides.json` of the target;
+    `tree` has all files of the bundle, with the overrides of the target. `root` replaces the folder
+    of its files in the workspace. `overrides` are from `variable-overrides.json` of the target;
     `environ` has `BUNDLE_VAR_<name>` and the user's name. `notes` are references that could not be
     filled in.
     """
@@ -64,7 +64,7 @@ class Substitution:
             return Node(value, part.file, part.line)
         filled_text = _REFERENCE.sub(lambda match: self._text(match, part, _open), text)
         result = Node(filled_text, part.file, part.line)
-        # `${var.${bundle.target}_catalog}`: the inner reference makes the name of the outer one.
+        # `${var.${bundle.target}_catalog}`: the outer name contains the inner reference.
         is_nested = _NESTED.search(part.value) is not None and filled_text != text
         return self.fill(result, _open) if is_nested else result
 

@@ -1,4 +1,4 @@
-"""Exceptions of the user's files, as errors that name the user's line."""
+"""Exceptions in the user's files, as errors that name the user's line."""
 
 import traceback
 from collections.abc import Collection
@@ -26,8 +26,8 @@ def user_code_error(
 ) -> UserCodeError:
     """Return the error of a source file, for the user.
 
-    The exception becomes the cause, with our frames cut out of its traceback; the location is the
-    deepest line below `root`.
+    The exception becomes the cause, without Penstock's frames in its traceback; the location is the
+    innermost line below `root`.
     """
     error = error.with_traceback(_trim(error.__traceback__))
     kind = type(error).__name__

@@ -1,8 +1,8 @@
-"""Finds files of this machine that settings name by their paths in a workspace.
+"""Finds files on this machine that settings name by their paths in a workspace.
 
 A pipeline in a workspace lists `/Repos/me@example.com/shop/notebooks/bronze`: an absolute path,
-without an extension. Here it is the file whose path ends in the most of these components. It is
-searched below the project's folder, then in the rest of its Git repository.
+without an extension. The local file is the one whose path ends in the most of these components. It
+is searched below the project's folder, then in the rest of its Git repository.
 """
 
 import os
@@ -18,7 +18,7 @@ SourcePattern = tuple[Path, str]
 
 _EXTENSIONS = ("", ".py", ".ipynb", ".sql", ".scala", ".r", ".R")
 NO_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
-# Of tables, and of virtual environments.
+# Entries of tables and virtual environments, which are not searched.
 _MARKS_OF_NO_FOLDER = ("_delta_log", "pyvenv.cfg")
 _MOST_ENTRIES = 50_000
 _MAGIC = "*?[{"
@@ -137,7 +137,7 @@ def _ambiguous(named: Node, path: str, fitting: list[PurePosixPath]) -> SpecErro
 
 
 def _common_end(entry: PurePosixPath, wanted: list[str], *, folders: bool) -> tuple[int, int]:
-    """How many last components are equal, and which extension makes the last one so."""
+    """The number of equal last components, and the index of the extension that was added."""
     if not wanted:
         return 0, 0
     names = [wanted[-1]] if folders else [wanted[-1] + extension for extension in _EXTENSIONS]
@@ -152,13 +152,13 @@ def _common_end(entry: PurePosixPath, wanted: list[str], *, folders: bool) -> tu
 
 
 def _repository_of(root: Path) -> Path:
-    """The nearest folder around `root` that is the top of a Git repository, else `root`."""
+    """The nearest folder around `root` that is the top of a Git repository, otherwise `root`."""
     around = (folder for folder in (root, *root.parents) if (folder / ".git").exists())
     return next(around, root)
 
 
 def is_searched(folder: Path) -> bool:
-    """Whether a folder may have files that belong to the source of a project."""
+    """Whether a folder may contain source files of a project."""
     if folder.name.startswith(".") or folder.name in NO_FOLDERS:
         return False
     return not any((folder / mark).exists() for mark in _MARKS_OF_NO_FOLDER)

@@ -1,9 +1,8 @@
 """Reads YAML and JSON files: errors name the key and the line.
 
-Values are text as it is written, except booleans and null: `0.10`, `08:30` and `2024-01-01` mean
-the same to Spark as to the person who wrote them. Only `true` and `false` are booleans, as for
-Databricks' CLI: `country: NO` is a string. JSON is read by the same rules: it is YAML but for tabs,
-and for characters that it escapes in two halves.
+Values are strings as written, except booleans and null: `0.10`, `08:30` and `2024-01-01` are passed
+to Spark unchanged. Only `true` and `false` are booleans, as in Databricks' CLI: `country: NO` is a
+string. JSON is read by the same rules: it is YAML except for tabs and escaped surrogate pairs.
 """
 
 from pathlib import Path
@@ -20,7 +19,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def read_document(path: Path) -> Node:
-    """Read a file, which is JSON if its name says so; an empty file is an empty mapping."""
+    """Read a file, as JSON if its suffix is `.json`; an empty file is an empty mapping."""
     shown = source_location(str(path), 1).file
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -32,7 +31,7 @@ def read_document(path: Path) -> Node:
         ) from error
     is_json = path.suffix.lower() == ".json"
     if is_json:
-        text = text.replace("\t", " ")  # JSON has tabs between its parts only
+        text = text.replace("\t", " ")  # JSON has tabs between its tokens only
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -133,7 +132,7 @@ def _line(node: yaml.Node) -> int:
 
 
 def _whole(text: str) -> str:
-    """The text with characters that JSON escapes as two halves put together."""
+    """The string with surrogate pairs, as escaped in JSON, combined into characters."""
     if not any("\ud800" <= letter <= "\udfff" for letter in text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

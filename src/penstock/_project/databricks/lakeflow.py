@@ -93,7 +93,7 @@ _LOCAL_REQUIREMENT = re.compile(
 
 
 def unwrapped(document: Node) -> Node:
-    """Return the settings in a response of the REST API, else the document itself."""
+    """Return the settings in a response of the REST API, or the document itself."""
     inside = document.get("spec")
     if inside is not None and (document.get("pipeline_id") or inside.get("libraries")):
         return inside
