@@ -170,6 +170,21 @@ def test_no_row_is_lost_or_duplicated_when_a_replay_is_killed(project: Project):
     assert not list((project.path("silver").parents[3] / "state" / "replay").rglob("*.parquet"))
 
 
+def test_rows_of_a_driver_that_lost_its_lease_are_not_added_to_a_later_replay(project: Project):
+    project.source(RELAXED)
+    assert _replay(project, kill_at=STAGED, where="amount > 10") is None
+    staging, late = project.path("silver").parents[3] / "state" / "replay", project.root / "late"
+    staging.rename(late)
+    assert _replay(project, kill_at=STAGED, where="amount > 10") is None
+    unfinished = {path: path.read_text() for path in staging.rglob("decided.json")}
+    shutil.copytree(late, staging, dirs_exist_ok=True)
+    for path, text in unfinished.items():
+        path.write_text(text)
+    done = _replay(project)
+    assert done is not None
+    assert _content(project) == ([1, 2, 3], [(70, None), (500, 4)])
+
+
 def test_an_interrupted_replay_is_dropped_after_a_restore_or_full_refresh(project: Project):
     settings = load_settings(project.root)
     create_savepoint(settings, "first")

@@ -18,6 +18,7 @@ commit, so the next one may use the same version as its fence.
 """
 
 import json
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -103,6 +104,8 @@ class _Staged:
     version: int  # of the quarantine
     files: Sequence[Sequence[str]] | None = None  # to remove, by `file_identity`; None = all
     selection: Mapping[str, Any] = field(default_factory=dict)
+    # Unique, for the names of folders: a driver that has lost its lease may still write its own.
+    suffix: str = ""
 
 
 def replay_journal(
@@ -131,8 +134,6 @@ class QuarantineReplay:
         self._name = target.name
         self._flow = f"replay of {quarantine.name}"
         self._journal = replay_journal(StorageFiles(spark), pipeline.tables.layout, node)
-        staging = self._journal.folder
-        self._rows, self._read = f"{staging}/rows", f"{staging}/read"
         self._quarantine_path = quarantine.path
         self._expectations = node.declared.expectations  # the present ones
         queries = [json.loads(pipeline.graph.flows[f].analysis.schema_json) for f in node.flows]
@@ -202,19 +203,23 @@ class QuarantineReplay:
         rows, files = selected.rows, selected.files
         if rows is None:
             return Replayed(table=self._name, version=selected.version)
-        if files is not None:
-            # Stored, so that the selection is evaluated once: a condition may depend on the time.
-            rows.write.parquet(self._read)
-            rows = self._spark.read.parquet(self._read)
         staged = _Staged(
             version=selected.version,
             files=None if files is None else sorted(files),
             selection=selection.record(),
+            suffix=f"-{uuid.uuid4().hex}",
         )
-        self._split(rows).write.parquet(self._rows)
+        if files is not None:
+            # Stored, so that the selection is evaluated once: a condition may depend on the time.
+            rows.write.parquet(self._path("read", staged))
+            rows = self._spark.read.parquet(self._path("read", staged))
+        self._split(rows).write.parquet(self._path("rows", staged))
         self._journal.save(staged)
         kill_point(STAGED, self._name, None)
         return self._finish(staged)
+
+    def _path(self, name: str, staged: _Staged) -> str:
+        return f"{self._journal.folder}/{name}{staged.suffix}"
 
     def _split(self, rows: DataFrame) -> DataFrame:
         """Selected rows in the columns of the table, with their destination and violated rules."""
@@ -296,7 +301,7 @@ class QuarantineReplay:
 
     def _finish(self, pending: _Staged) -> Replayed:
         version = pending.version
-        staged = self._spark.read.parquet(self._rows)
+        staged = self._spark.read.parquet(self._path("rows", pending))
         counts = {row[0]: int(row[1]) for row in staged.groupBy(DESTINATION).count().collect()}
         moved, kept = counts.get(TO_TABLE, 0), counts.get(TO_QUARANTINE, 0)
         if moved:
@@ -336,7 +341,8 @@ class QuarantineReplay:
         bad = bad.select(*columns_as(schema, bad.schema.fields))
         written, rows = [bad] if kept else [], kept
         if pending.files is not None:
-            others = self._spark.read.parquet(self._read).where(~F.col(SELECTED)).drop(SELECTED)
+            read = self._spark.read.parquet(self._path("read", pending))
+            others = read.where(~F.col(SELECTED)).drop(SELECTED)
             if count := others.count():
                 written, rows = [*written, conform(others, schema)], rows + count
         added = [file for part in written for file in self._delta.write_files(txn.jvm, part)]
