@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -297,6 +298,23 @@ def test_rows_are_decided_again_when_decision_files_are_deleted_before_any_commi
         file.unlink()
     harness.writer().write(df, 0)
     assert (harness.rows().count(), harness.bad().count()) == (90, 10)
+
+
+def test_rows_of_a_driver_that_lost_its_lease_are_not_added_to_a_later_decision(
+    spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = harness.prepare(spark.range(100), RULES)
+    make = partial(harness.upserter, ["id"])
+    interrupted(harness, df, monkeypatch, "after_decision", make)
+    (decision,) = harness.root.glob("checkpoints/**/decision.json")
+    rows, late = Path(f"{decision}.rows"), harness.root / "late"
+    shutil.copytree(rows, late)
+    decision.unlink()
+    interrupted(harness, df, monkeypatch, "after_decision", make)
+    shutil.copytree(late, rows, dirs_exist_ok=True)
+    make().write(df, 0)
+    assert (harness.rows().count(), harness.bad().count()) == (90, 10)
+    assert not rows.exists()
 
 
 def test_batch_fails_when_decision_files_are_deleted_between_its_commits(

@@ -32,7 +32,7 @@ class BatchDecision:
     schema: StructType
     target_version: int  # the version that was read
     files: Sequence[Mapping[str, Any]] = ()  # the files with the valid rows
-    has_rows: bool = False  # valid rows are in `DecisionFile.rows` (merging writers)
+    rows: str | None = None  # folder in `DecisionFile.rows` with valid rows (merging writers)
     quarantine_schema: StructType | None = None  # if the batch commits to the quarantine
     bad: Sequence[Mapping[str, Any]] = ()  # the files for the quarantine
     counts: Mapping[str, int] = field(default_factory=dict)  # further counts of the writer
@@ -46,7 +46,8 @@ class BatchDecision:
             "schema": schema_json(self.schema),
             "target_version": self.target_version,
             "files": list(self.files),
-            "has_rows": self.has_rows,
+            "has_rows": self.rows is not None,
+            "rows": self.rows,
             "counts": dict(self.counts),
         }
         if self.quarantine_schema is not None:
@@ -71,7 +72,7 @@ def _parse(text: str) -> BatchDecision | None:
         schema=_schema(content["schema"]),
         target_version=content["target_version"],
         files=content["files"],
-        has_rows=content["has_rows"],
+        rows=content.get("rows", "") if content["has_rows"] else None,
         quarantine_schema=_schema(quarantine["schema"]) if quarantine else None,
         bad=quarantine["written" if content["format"] == 1 else "files"] if quarantine else (),
         counts=content["counts"],
@@ -112,8 +113,8 @@ class DecisionFile:
     def is_complete(self, decision: BatchDecision, table: str, quarantine: str) -> bool:
         """Whether every file of a decision still exists, below `table` or `quarantine`."""
         paths = [f"{table}/{unquote(file['path'])}" for file in decision.files]
-        if decision.has_rows:
-            paths.append(f"{self.rows}/_SUCCESS")
+        if decision.rows is not None:
+            paths.append(f"{self.rows}/{decision.rows}/_SUCCESS")
         paths += [f"{quarantine}/{unquote(file['path'])}" for file in decision.bad]
         return all(map(self._files.exists, paths))
 

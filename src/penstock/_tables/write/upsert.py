@@ -1,5 +1,6 @@
 """Writers that compare the keys of a batch with the table: update mode and `deduplicate_by`."""
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -87,12 +88,14 @@ class UpsertWriter(FlowWriter):
 
     def _with_rows(self, decision: BatchDecision, batch: Batch) -> BatchDecision:
         assert batch.written.rows is not None and self._decisions is not None
-        batch.written.rows.write.mode("overwrite").parquet(self._decisions.rows)
-        return replace(decision, has_rows=True)
+        self._decisions.delete_rows()
+        folder = uuid.uuid4().hex  # a driver that has lost its lease may still write its own
+        batch.written.rows.write.parquet(f"{self._decisions.rows}/{folder}")
+        return replace(decision, rows=folder)
 
     def _with_recorded_rows(self, batch: Batch, decision: BatchDecision) -> Batch:
         assert self._decisions is not None
-        rows = self._delta.spark.read.parquet(self._decisions.rows)
+        rows = self._delta.spark.read.parquet(f"{self._decisions.rows}/{decision.rows}")
         rows = conform(rows, batch.txn.metadata.schema)
         self._collected = None
         return replace(batch, written=replace(batch.written, rows=rows))
