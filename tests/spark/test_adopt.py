@@ -91,6 +91,7 @@ def test_each_row_is_written_once_after_a_job_is_adopted(
     errors = capsys.readouterr().err
     for condition in ("[RESET_WOULD_DOUBLE]", "[CHECKPOINT_NOT_FOUND]"):
         assert condition in errors
+    assert "let the program finish" not in errors  # it has
     assert main(["counts" if word == "bronze" else word for word in resets[0]]) == 2
     assert "[RESET_NOT_POSSIBLE]" in capsys.readouterr().err
 

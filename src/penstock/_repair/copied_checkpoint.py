@@ -67,7 +67,7 @@ def reset_to_checkpoint(
             effect="added",
             truncates=False,
             refused=None if accept_duplicates else _why_refused(before, old),
-            hint="let the program finish its batch; or --accept-duplicates",
+            hint="--accept-duplicates resets it anyway",
             steps=(
                 f"the flow gets a new epoch with a copy of {checkpoint}, which stays as it is",
                 f"it continues after batch {old.last_finished}, after the offsets {_offsets(old)}",
@@ -125,7 +125,7 @@ def _why_refused(before: FlowState | None, old: Checkpoint) -> str | None:
     if old.last_planned != old.last_finished:
         return (
             f"batch {old.last_planned} of the checkpoint is planned and not finished: its rows may "
-            "be in the target already"
+            "be in the target already; let the program finish it first"
         )
     return None
 
