@@ -166,7 +166,10 @@ class OpenedProject:
             name = source.name.removeprefix(_TABLE)
             if name != source.name and (self._declared(name) or self._is_guessed_name(name)):
                 continue
-            yield MissingSource(name=source.name, reason=source.reason, columns=source.column_types)
+            near = self.index.nearest(name) if name != source.name else None
+            is_like = near is not None and near.count(".") == name.count(".")
+            reason = f"{source.reason}; did you mean {near!r}?" if is_like else source.reason
+            yield MissingSource(name=source.name, reason=reason, columns=source.column_types)
 
     def read_too_early(self) -> Iterator[str]:
         """A note for each dataset that a source file reads while it is loaded."""

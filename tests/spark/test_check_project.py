@@ -109,6 +109,60 @@ def test_check_refuses_wrong_schema_hints_of_a_missing_source(
     assert [error.condition for error in check.refused] == ["SCHEMA_HINTS_INVALID"]
 
 
+OPTIONS = """
+import dlt
+
+def raw(key, value):
+    reader = spark.readStream.schema("id INT").format("cloudFiles")
+    return reader.options(**{"cloudFiles.format": "json", key: value}).load("/Volumes/x")
+
+@dlt.table
+def misspelt():
+    return raw("cloudFiles.maxFilePerTrigger", 1)
+
+@dlt.table
+def wrong():
+    return raw("cloudFiles.maxFilesPerTrigger", "many")
+
+@dlt.table
+def assumed():
+    return raw("cloudFiles.schemaEvolutionMode", spark.conf.get("mode"))
+
+@dlt.table
+def near():
+    return spark.readStream.table("assumd")
+
+dlt.create_sink("out", "kafka", {"kafka.bootstrap.servers": "a:1", "topics": "t"})
+
+@dlt.append_flow(target="out")
+def send():
+    return spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value")
+"""
+FILES = """
+CREATE STREAMING TABLE unknown AS SELECT * FROM STREAM read_files('/Volumes/x');
+
+CREATE STREAMING TABLE refused AS SELECT * FROM
+  STREAM read_files('/Volumes/x', format => 'json', schemaEvolutionMode => 'some');
+"""
+
+
+def test_check_refuses_wrong_options_of_missing_sources_and_of_sinks(
+    spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "options.py").write_text(OPTIONS, "utf-8")
+    (tmp_path / "files.sql").write_text(FILES, "utf-8")
+    check = check_project(load_settings(tmp_path, source=tmp_path))
+    assert [(error.condition, str(error.origin)) for error in check.refused] == [
+        ("AUTOLOADER_OPTION_INVALID", "files.sql:4"),
+        ("AUTOLOADER_OPTION_UNKNOWN", "options.py:6"),
+        ("AUTOLOADER_OPTION_INVALID", "options.py:6"),
+        ("KAFKA_OPTION_UNKNOWN", "options.py:26"),
+    ]
+    reasons = {source.name: source.reason for source in check.missing}
+    assert reasons["table assumd"].endswith("did you mean 'assumed'?")
+
+
 def test_check_accepts_a_project_that_declares_only_a_sink(
     spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

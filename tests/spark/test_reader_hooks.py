@@ -531,6 +531,18 @@ def test_async_function_is_refused_with_a_hint(world: World):
     assert caught.value.hint == "remove `async`"
 
 
+def test_name_of_a_table_and_groups_are_refused_with_a_hint(world: World, spark: SparkSession):
+    with pytest.raises(DefinitionError, match="returned str") as caught:
+        world.evaluate(lambda: "bronze")
+    assert "spark.read.table('bronze')" in caught.value.hint
+    with pytest.raises(DefinitionError, match="GroupedData") as caught:
+        world.evaluate(lambda: spark.range(1).groupBy("id"))
+    assert ".count()" in caught.value.hint
+    with pytest.raises(DefinitionError, match="Attribute `idd`") as caught:
+        world.evaluate(lambda: spark.range(1).where(spark.range(1).idd > 0))
+    assert caught.value.hint == "did you mean `id`?"
+
+
 def test_rows_of_pandas_are_refused_with_a_hint(world: World, spark: SparkSession):
     with pytest.raises(DefinitionError, match=r"returned pyspark\.pandas") as caught:
         world.evaluate(lambda: spark.range(1).pandas_api())

@@ -184,7 +184,9 @@ class Analysis:
                 if self._assumptions is None:
                     raise
                 raise error from unresolved(df, flow)
-        if dataset is None and analysis.output_mode is not None and self._assumptions is None:
+        # The columns of a flow that reads a missing source have no types.
+        is_known = self._assumptions is None or not self.missing_below(flow.name)
+        if dataset is None and analysis.output_mode is not None and is_known:
             sink = self.index.sinks[self.index.flow_targets[flow.name]]
             mode, context = analysis.output_mode, self._evaluator.context
             check_place(sink, checked_options(sink, df, mode, context), df, evaluation.sources)

@@ -66,7 +66,8 @@ def user_code(flow: Flow, nearest: Callable[[str], str | None]) -> Iterator[None
     try:
         with user_columns():
             yield
-    except PenstockError:
+    except PenstockError as error:
+        error.origin = error.origin or user_origin(error.__traceback__, flow.origin)
         raise
     except (Exception, SystemExit) as error:
         origin = user_origin(error.__traceback__, flow.origin)
@@ -153,17 +154,18 @@ def query_error(
             origin=origin,
             hint="read the field of a STRUCT as `column.field`, of a MAP as `column['key']`",
         )
+    near = similar.attribute_hint(error)
     if condition or isinstance(error, AnalysisException | Py4JJavaError):
         text = shown(first_line(error))
         return DefinitionError(
             "QUERY_INVALID",
             f"{flow!r}: {text}",
             origin=origin,
-            hint=next((hint for sign, hint in _HINTS.items() if re.search(sign, text)), None),
+            hint=next((hint for sign, hint in _HINTS.items() if re.search(sign, text)), near),
         )
     return UserCodeError(
         "QUERY_FUNCTION_RAISED",
         f"the query function of {flow!r} raised {type(error).__name__}: {shown(first_line(error))}",
         origin=origin,
-        hint=MISSING_PATH_HINT if isinstance(error, FileNotFoundError) else None,
+        hint=MISSING_PATH_HINT if isinstance(error, FileNotFoundError) else near,
     )

@@ -179,6 +179,10 @@ class Evaluator(ExternalReads, DatasetReader):
                 hint = "remove `async`"
             elif hasattr(result, "to_spark"):  # pandas on Spark
                 hint = "convert it with `to_spark()`"
+            elif isinstance(result, str):
+                hint = f"read it: `spark.read.table({result!r})`, or `spark.readStream.table`"
+            elif kind.__name__ == "GroupedData":
+                hint = "aggregate its groups, such as with `.count()` or `.agg(...)`"
             elif kind.__module__.startswith("pandas."):
                 hint = "convert it with `spark.createDataFrame`"
             name = f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.")

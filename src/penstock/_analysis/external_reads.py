@@ -174,9 +174,7 @@ class ExternalReads:
             with own_read():
                 opened = source.open(read)
         except (PenstockError, AnalysisException, Py4JJavaError) as error:
-            if isinstance(error, PenstockError):
-                error.origin = error.origin or capture_origin()
-            if self.context.assumptions is None:
+            if self.context.assumptions is None or self._is_wrong_option(error, read):
                 raise
             return self._stand_in(
                 source.describe(read),
@@ -189,6 +187,17 @@ class ExternalReads:
             )
         self.note(opened)
         return opened.df
+
+    def _is_wrong_option(self, error: Exception, read: Read) -> bool:
+        """Whether an option of Auto Loader is wrong, whatever is missing here."""
+        assert self.context.assumptions is not None
+        has_format = bool(format_option(read.options))
+        is_assumed = not set(self.context.assumptions.settings.values()).isdisjoint(
+            read.options.values()
+        )
+        # Without files, their names do not show the format either.
+        is_sure = {"AUTOLOADER_OPTION_UNKNOWN": True, "AUTOLOADER_OPTION_INVALID": has_format}
+        return is_sure.get(getattr(error, "condition", ""), False) and not is_assumed
 
     def note(self, opened: OpenedSource) -> None:
         """Record a source that was opened; ignored outside of flows."""

@@ -1,5 +1,6 @@
 """Where in the user's source something was declared."""
 
+import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,9 @@ def capture_origin() -> SourceLocation:
     user's file. For a decorator this is the line on which the decorator is applied.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+    between = contextlib.__file__  # enters our context managers
+    while frame.f_back is not None and (
+        is_ours(frame.f_code.co_filename) or frame.f_code.co_filename == between
+    ):
         frame = frame.f_back
     return source_location(frame.f_code.co_filename, frame.f_lineno)

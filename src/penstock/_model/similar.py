@@ -15,3 +15,10 @@ def suggested(word: str, known: Iterable[str], otherwise: str | None = None) -> 
     """The nearest of the known names as a hint; `otherwise` if there is none."""
     close = nearest(word, known)
     return f"did you mean `{close}`?" if close else otherwise
+
+
+def attribute_hint(error: BaseException) -> str | None:
+    """The nearest attribute as a hint, for an attribute that an object does not have."""
+    if not isinstance(error, AttributeError) or error.obj is None or not error.name:
+        return None
+    return suggested(error.name, (name for name in dir(error.obj) if not name.startswith("_")))

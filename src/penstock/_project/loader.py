@@ -16,7 +16,7 @@ from penstock._project.execution import parse
 from penstock._project.imports import ProjectImports, project_imports
 from penstock._project.job_files import refuse_job
 from penstock._project.sources import find_sources
-from penstock._project.user_code import user_code_error
+from penstock._project.user_code import code_origin, user_code_error
 from penstock.errors import DefinitionError, DefinitionErrors, PenstockError, UserCodeError
 
 # Not certain for files that are not executed: another file may set the variable.
@@ -93,6 +93,7 @@ def _run_all(imports: ProjectImports, namespace: Mapping[str, object], registry:
                 error = user_code_error(
                     raised, source, imports.root, imports.executor.missing_packages
                 )
+            error.origin = error.origin or code_origin(raised.__traceback__, source, imports.root)
             # A file that several others import or run fails in each of them.
             key = (error.condition, error.message, str(error.origin))
             if key not in reported:

@@ -8,6 +8,7 @@ from types import TracebackType
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._model.paths import MISSING_PATH_HINT
+from penstock._model.similar import attribute_hint
 from penstock._observe.masking import shown
 from penstock._project.databricks.notebook import file_of_cell
 from penstock.errors import UserCodeError
@@ -32,7 +33,7 @@ def user_code_error(
     error = error.with_traceback(_trim(error.__traceback__))
     kind = type(error).__name__
     condition, hint = "USER_CODE_RAISED", None
-    origin = _origin(error.__traceback__, source, root)
+    origin = code_origin(error.__traceback__, source, root)
     if isinstance(error, SyntaxError) and error.filename and _path_of(error.filename).is_file():
         condition = "USER_CODE_SYNTAX"
         message = f"{kind}: {error.msg}" + (f": {error.text.strip()}" if error.text else "")
@@ -85,7 +86,7 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
     of_ipython = ("get_ipython", "user_ns")
     if isinstance(error, NameError | AttributeError) and error.name in of_ipython:
         return _NO_NOTEBOOK
-    return None
+    return attribute_hint(error)
 
 
 def _is_unfinished(error: BaseException) -> bool:
@@ -98,7 +99,8 @@ def _is_unfinished(error: BaseException) -> bool:
     return any(code.co_filename == file and code.co_name == "<module>" for code in codes)
 
 
-def _origin(trace: TracebackType | None, source: Path, root: str) -> SourceLocation:
+def code_origin(trace: TracebackType | None, source: Path, root: str) -> SourceLocation:
+    """The deepest line of a traceback below `root`; the first line of `source` if there is none."""
     own = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(trace)

@@ -130,6 +130,12 @@ def test_error_names_the_cell_and_line_of_invalid_code(project, code, condition,
     assert (error.condition, str(error.origin)) == (condition, f"{path}[cell 2]:{line}")
 
 
+def test_misspelt_name_of_a_module_has_a_hint(project):
+    project.write("a.py", "import penstock as dp\n\n@dp.tabel\ndef a(): ...\n")
+    (error,) = _errors(project)
+    assert (error.origin.line, error.hint) == (3, "did you mean `table`?")
+
+
 def test_traceback_shows_the_source_of_a_cell(project):
     project.write("a.ipynb", _jupyter("def f():\n    raise ValueError('no')  # the reason\nf()"))
     (error,) = _errors(project)
