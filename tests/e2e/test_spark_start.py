@@ -40,6 +40,11 @@ def test_error_says_why_spark_did_not_start(tmp_path: Path) -> None:
             ({"spark.driver.memory": "2x"}, "JVM_START_FAILED", "maximum heap size: -Xmx2x"),
             ({"spark.driver.memory": "1m"}, "JVM_START_FAILED", "Too small maximum heap"),
             ({"spark.driver.memory": "64m"}, "SPARK_START_FAILED", "INVALID_DRIVER_MEMORY"),
+            (
+                {"spark.sql.shuffle.partitions": "many"},
+                "SPARK_START_FAILED",
+                "INVALID_CONF_VALUE",
+            ),
             (port, "SPARK_START_FAILED", "BindException: "),
             ({"spark.master": "lokal"}, "JVM_START_FAILED", "Master must either be yarn or"),
             (

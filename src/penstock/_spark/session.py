@@ -128,6 +128,7 @@ def build_session(options: SessionOptions) -> SparkSession:
                 spark_conf.set(key, value)
             context = SparkContext(conf=spark_conf, gateway=gateway)
             spark = SparkSession(context)
+            spark._jsparkSession.sessionState()  # refuses wrong values of `spark.sql.*`
             shrink_hadoop_configuration(spark)
             if not is_local(conf["spark.master"]):
                 ship_package(spark)
