@@ -279,7 +279,7 @@ def test_invalid_types_and_properties_are_refused_before_the_first_update(projec
             ("the query for t2 has an expression without an alias, sum(v)", "sum(v) AS total"),
             ("column 'pair.v' of t3 is declared BOOLEAN, but is STRING", "CAST(... AS BOOLEAN)"),
             ("column 'n' of t4 is declared DATE, but is BIGINT", "CAST(... AS DATE)"),
-            ("table property of t5 is refused by Delta", ""),
+            ("table property of t5 is refused by Delta: delta.appendOnly: ", ""),
             ("delta.feature.catalogManaged of t7 is not supported", ""),
             ("table property of t6 is refused by Delta", ""),
         ],

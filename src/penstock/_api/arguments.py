@@ -162,7 +162,8 @@ class Arguments:
         self.record("CONFLICTING_PARAMETERS", problem, hint)
 
     def _reject_type(self, parameter: str, wanted: str, value: object) -> None:
-        self.reject(parameter, f"must be {wanted}, not {type(value).__name__}")
+        hint = f'write `@{self.function}({parameter}="...")`' if inspect.isfunction(value) else None
+        self.reject(parameter, f"must be {wanted}, not {type(value).__name__}", hint)
 
     def text(self, parameter: str, value: object) -> str | None:
         """A string that is not blank."""

@@ -44,7 +44,8 @@ def report(error: BaseException, *, debug: bool) -> int:
             return error.exit_code
         case TyperException():  # the root of usage errors, whose own classes are not public
             # Pydantic's text about the value of an option.
-            error.message = _INVALID.sub(r"it must be \1", error.message)
+            message = error.message.removeprefix("Value error, ")
+            error.message = _INVALID.sub(r"it must be \1", message)
             show = getattr(error, "show", None)  # with the usage line of the command
             if show is not None:
                 show()

@@ -30,11 +30,17 @@ def declared_trigger(
     if key == INTERVAL and (trigger is None or trigger.kind is not TriggerKind.PROCESSING_TIME):
         raise SpecError(
             "INVALID_TRIGGER_INTERVAL",
-            f"{INTERVAL} is {text!r}",
+            f"{INTERVAL} of flow {flow.flow.name!r} is {text!r}",
+            origin=flow.flow.origin,
             hint='a number and a unit: "5 seconds", "1 minute", "2 hours"',
         )
     if trigger is None:
-        raise SpecError("INVALID_TRIGGER", f"{TRIGGER} is {text!r}", hint=TRIGGER_FORMS)
+        raise SpecError(
+            "INVALID_TRIGGER",
+            f"{TRIGGER} of flow {flow.flow.name!r} is {text!r}",
+            origin=flow.flow.origin,
+            hint=TRIGGER_FORMS,
+        )
     return trigger
 
 

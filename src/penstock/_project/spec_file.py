@@ -220,6 +220,13 @@ class _Settings(SpecPart):
         description="Target or storage from which datasets are read that are unchanged there.",
     )
 
+    @field_validator("storage")
+    @classmethod
+    def _check_storage(cls, storage: str | None) -> str | None:
+        if storage is not None and "${" in storage:
+            raise ValueError("has `${`: only a bundle, such as databricks.yml, has references")
+        return storage
+
     @field_validator("paths")
     @classmethod
     def _check_paths(cls, paths: dict[str, str]) -> dict[str, str]:

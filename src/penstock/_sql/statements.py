@@ -31,12 +31,14 @@ class Statement:
     @property
     def is_display(self) -> bool:
         """Whether the statement only shows a result, like a query in a notebook cell."""
-        words = [token.word for token in self.tokens if token.kind is not TokenKind.COMMENT]
+        tokens = [token for token in self.tokens if token.kind is not TokenKind.COMMENT]
+        words = [token.word for token in tokens]
         # `END` closes a `BEGIN`, which is reported.
         if not words or words[0] in _SHOWN_ONLY or words == ["END"]:
             return True
         if words[0] == "SET" and "=" not in words:  # `SET key` shows a value
-            return not {*words[1:2]} & _SET_WITHOUT_EQUALS
+            is_one_word = all(a.end == b.start for a, b in pairwise(tokens[1:]))
+            return is_one_word and not {*words[1:2]} & _SET_WITHOUT_EQUALS
         return words[0] in _QUERIES and "INSERT" not in words
 
 

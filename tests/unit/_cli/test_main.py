@@ -195,6 +195,7 @@ def test_exit_code_follows_the_state_of_the_update(state: UpdateState, code: int
         (["run", "--refresh", ""], 2, "--refresh: expected at least one name"),
         (["dry-run", "--full-refresh", " , "], 2, "--full-refresh: expected at least one name"),
         (["dry-run", "nowhere.py"], 2, "[SOURCE_NOT_FOUND]"),
+        (["check", "-o", "yaml"], 2, "'-o': 'yaml' is not one of"),
         (["events", "--level", "LOUD"], 2, "'LOUD' is not one of INFO, WARN, ERROR, METRICS"),
         (["events", "--update", "abc"], 2, "[UNKNOWN_UPDATE]"),
         (["graph", "--update", "latest"], 0, "no datasets are recorded"),

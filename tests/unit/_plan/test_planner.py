@@ -374,6 +374,8 @@ def test_an_invalid_interval_is_refused(draft, text):
     with pytest.raises(SpecError) as caught:
         plan_of(draft, continuous=True)
     assert caught.value.condition == "INVALID_TRIGGER_INTERVAL"
+    assert caught.value.origin is not None
+    assert "of flow 'a'" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -403,6 +405,8 @@ def test_an_invalid_trigger_is_refused(draft, text):
     with pytest.raises(SpecError) as caught:
         plan_of(draft, continuous=True)
     assert caught.value.condition == "INVALID_TRIGGER"
+    assert caught.value.origin is not None
+    assert "of flow 'a'" in caught.value.message
 
 
 def test_each_flow_has_its_own_trigger_when_the_update_is_continuous(draft):

@@ -274,6 +274,11 @@ def test_a_declaration_is_refused_when_an_argument_has_the_wrong_type(declare, e
     assert error.origin.file.endswith("test_spark_conventions.py")
 
 
+def test_a_bare_decorator_of_a_flow_is_refused_with_a_hint():
+    (error,) = errors_of(lambda: dp.append_flow(no_query))
+    assert error.hint == 'write `@append_flow(target="...")`'
+
+
 # -- auto CDC -------------------------------------------------------------------------------------
 
 

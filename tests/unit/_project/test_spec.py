@@ -146,6 +146,7 @@ WRONG = [
     ("nmae: x", "SPEC_INVALID", 1, "did you mean `name`"),
     ("a: 1\n\nstorage: 2\nlibrarys: []", "SPEC_INVALID", 1, "line 4: unknown key `librarys`"),
     ("name: [a]", "SPEC_INVALID", 1, "`name` must be a string"),
+    ("storage: '${var.root}/x'", "SPEC_INVALID", 1, "`storage` has `${`: only a bundle"),
     ("name: true", "SPEC_INVALID", 1, "`name` must be a string"),
     ("\nquarantine: maybe", "SPEC_INVALID", 2, "true or false"),
     ("configuration: [a]", "SPEC_INVALID", 1, "mapping"),

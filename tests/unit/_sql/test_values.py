@@ -174,6 +174,7 @@ def test_set_overrides_the_configuration_and_can_use_it(sql):
 
 def test_set_is_refused_when_it_has_no_key(sql):
     assert sql("SET = 1").error.condition == "SQL_SYNTAX"
+    assert "expected `=`" in sql("SET pipelines.trigger.interval 10 seconds").error.message
 
 
 @pytest.mark.parametrize("text", ["SET", "SET a", "SET shop.source"])

@@ -144,15 +144,18 @@ def check_properties(
                 origin=origin,
                 hint="remove it",
             )
-    try:
-        return delta.validated_properties(declared)
-    except Exception as error:
-        raise PlanError(
-            "TABLE_PROPERTY_INVALID",
-            f"a table property of {name} is refused by Delta: {first_line(error)}",
-            origin=origin,
-            hint="correct or remove it",
-        ) from error
+    validated: dict[str, str] = {}
+    for key, value in declared.items():
+        try:
+            validated |= delta.validated_properties({key: value})
+        except Exception as error:
+            raise PlanError(
+                "TABLE_PROPERTY_INVALID",
+                f"a table property of {name} is refused by Delta: {key}: {first_line(error)}",
+                origin=origin,
+                hint="correct or remove it",
+            ) from error
+    return validated
 
 
 def check_spec(table: str, spec: TableSpec) -> None:
