@@ -19,7 +19,8 @@ from penstock.errors import SetupError
 for number, conf in enumerate(json.loads(sys.argv[1])):
     log = f"{sys.argv[2]}/{number}.log"
     try:
-        build_session(SessionOptions(app_name="p", configuration=conf, log_file=log))
+        names = {"app_name": "p", "storage_root": "file:/tmp", "log_file": log}
+        build_session(SessionOptions(configuration=conf, **names))
     except SetupError as error:
         print(json.dumps([error.condition, error.message, error.hint]), flush=True)
 """
