@@ -122,7 +122,6 @@ class Analysis:
         names = [flow.name for flow in dataset.flows]
         is_known = all(name in self.analyses and not self.missing_below(name) for name in names)
         try:
-            # Together: Delta compares the retention of the log with that of deleted files.
             check_properties(self._spark, properties, name=shown, origin=declared.origin)
             is_table = declared.kind is not DatasetKind.TEMPORARY_VIEW
             if self.checks_tables and is_table and names and is_known:

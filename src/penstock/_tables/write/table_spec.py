@@ -144,18 +144,27 @@ def check_properties(
                 origin=origin,
                 hint="remove it",
             )
-    validated: dict[str, str] = {}
-    for key, value in declared.items():
-        try:
-            validated |= delta.validated_properties({key: value})
-        except Exception as error:
-            raise PlanError(
-                "TABLE_PROPERTY_INVALID",
-                f"a table property of {name} is refused by Delta: {key}: {first_line(error)}",
-                origin=origin,
-                hint="correct or remove it",
-            ) from error
-    return validated
+    try:
+        # Together, because Delta compares the retention of the log with that of deleted files.
+        return delta.validated_properties(declared)
+    except Exception as error:
+        text = first_line(error)
+        wrong = [key for key, value in declared.items() if _refusal(delta, key, value) == text]
+        raise PlanError(
+            "TABLE_PROPERTY_INVALID",
+            f"a table property of {name} is refused by Delta: {': '.join([*wrong[:1], text])}",
+            origin=origin,
+            hint="correct or remove it",
+        ) from error
+
+
+def _refusal(delta: DeltaJvm, key: str, value: str) -> str | None:
+    """Delta's error message for a single property; `None` if the property is valid."""
+    try:
+        delta.validated_properties({key: value})
+    except Exception as error:
+        return first_line(error)
+    return None
 
 
 def check_spec(table: str, spec: TableSpec) -> None:
