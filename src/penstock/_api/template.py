@@ -126,7 +126,7 @@ class DatasetTemplate:
             "cluster_by_auto": bool(checked(arguments.flag, "cluster_by_auto")),
             "schema": arguments.schema(values.get("schema")),
             "path": checked(arguments.text, "path"),
-            "private": any(hidden),
+            "private": kind is DatasetKind.TEMPORARY_VIEW or any(hidden),
             "row_filter": checked(arguments.text, "row_filter"),
             "refresh_policy": policy,
             "format": checked(arguments.text, "format"),

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from penstock._model.dataset import Dataset, Sink
+from penstock._model.dataset import Dataset, DatasetKind, Sink
 from penstock._model.flow import Flow
 from penstock._model.name import DatasetName, comparable_parts, find_name, resolve_name
 from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA
@@ -19,6 +19,12 @@ class DeclaredDataset:
     name: DatasetName
     declared: Dataset
     flows: tuple[Flow, ...]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a view without a schema: with one, its name is that of a table outside."""
+        is_view = self.declared.kind is DatasetKind.TEMPORARY_VIEW and self.declared.private
+        return is_view and len(comparable_parts(self.declared.name) or ()) == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,9 @@ class DefinitionIndex:
             name = resolve_name(text, catalog=catalog or self.catalog, schema=schema or self.schema)
         except ValueError:
             return None
-        return self.datasets.get(name.key)
+        dataset = self.datasets.get(name.key)
+        is_qualified = len(comparable_parts(text) or ()) > 1
+        return None if dataset is not None and dataset.is_local and is_qualified else dataset
 
     def find_by_end(self, text: str, readers: Collection[str] = ()) -> DeclaredDataset | None:
         """The only dataset that an incomplete name can refer to, if `find` does not know it.
@@ -71,7 +79,11 @@ class DefinitionIndex:
             and len(declared) != len(wanted)
             and (
                 declared[-len(wanted) :] == wanted
-                or (not has_defaults and wanted[-len(declared) :] == declared)
+                or (
+                    not has_defaults
+                    and not dataset.is_local
+                    and wanted[-len(declared) :] == declared
+                )
             )
         ]
         return matches[0] if len(matches) == 1 else None

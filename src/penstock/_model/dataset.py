@@ -46,6 +46,7 @@ class Dataset:
         cluster_by_auto: Accepted; open-source Delta has no automatic clustering.
         schema: DDL string or StructType; checked against the schema of the query.
         path: Location instead of the managed one.
+        private: Not published; of a view: its name has no schema.
         row_filter: Accepted for compatibility; refused at plan time because open-source Spark has
             no row filters.
         refresh_policy: `auto`, `incremental`, `incremental_strict` or `full`.

@@ -89,8 +89,7 @@ def _parse_view(cursor: Cursor, modifiers: Set[str], origin: SourceLocation) -> 
     return CreateDataset(
         kind=DatasetKind.TEMPORARY_VIEW,
         name=name,
-        is_temporary_view=bool(modifiers & {*_TEMPORARY, "LIVE"}),
-        private=False,
+        private=bool(modifiers & {*_TEMPORARY, "LIVE"}),
         columns=columns,
         clauses=clauses,
         flow=_parse_query(cursor),
@@ -138,7 +137,6 @@ def _parse_table(cursor: Cursor, modifiers: Set[str], origin: SourceLocation) ->
     return CreateDataset(
         kind=kind,
         name=name,
-        is_temporary_view=False,
         private=bool(modifiers & {*_TEMPORARY, "PRIVATE"}),
         columns=columns,
         clauses=clauses,

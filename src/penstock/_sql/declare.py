@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock._api.registry import Registry, active_registry
-from penstock._model.dataset import Dataset
+from penstock._model.dataset import Dataset, DatasetKind
 from penstock._model.flow import Flow
 from penstock._model.origin import SourceLocation
 from penstock._sql.cursor import Cursor
@@ -125,7 +125,7 @@ class _Declarer:
     def _dataset(self, statement: CreateDataset) -> None:
         name, settings = statement.name, dict(self.context.settings)
         # A temporary view belongs to the pipeline as a whole, not to a schema.
-        if not statement.is_temporary_view:
+        if not statement.private or statement.kind is not DatasetKind.TEMPORARY_VIEW:
             name = self.context.qualified(name)
         dataset = Dataset(
             name=name.text,

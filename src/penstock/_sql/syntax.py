@@ -55,7 +55,6 @@ class CreateDataset:
 
     kind: DatasetKind
     name: SqlName
-    is_temporary_view: bool
     private: bool
     columns: ColumnList
     clauses: dict[str, Any]

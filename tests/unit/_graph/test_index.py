@@ -48,6 +48,18 @@ def test_dataset_is_found_by_any_form_of_its_name(draft, name):
     assert str(node.name) == "main.bronze.Orders"
 
 
+def test_a_name_with_a_schema_is_not_that_of_a_temporary_view(draft):
+    draft.catalog, draft.schema = "main", "bronze"
+    draft.view("orders", "main.bronze.orders", private=True)
+    draft.view("days", "orders")  # in SQL: CREATE VIEW
+    index = draft.index()
+    assert index.find("main.bronze.days") is not None
+    assert index.find("Orders") is not None
+    assert index.find("LIVE.orders") is not None
+    assert index.find("bronze.orders") is None
+    assert index.find("main.bronze.orders") is None
+
+
 @pytest.mark.parametrize("name", ["order items", "`order items`", "LIVE.`Order Items`"])
 def test_selection_accepts_display_names(draft, name):
     draft.table("`order items`")
