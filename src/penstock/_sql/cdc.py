@@ -56,7 +56,7 @@ def _check(cursor: Cursor, spec: CdcSpec) -> None:
 
 def _parse_source(cursor: Cursor) -> FlowBody:
     cursor.expect("FROM")
-    if cursor.at("(", "SELECT") or cursor.at("(", "WITH"):
+    if any(cursor.at("(", word) for word in ("SELECT", "WITH", "FROM")):
         return FlowBody(query=query_at(cursor, cursor.ahead(1), cursor.group()))
     start, first = cursor.position, cursor.current
     # A dataset may have the name `stream` or `snapshot`.

@@ -248,13 +248,16 @@ def test_unsupported_clause_of_a_flow_is_refused(sql, text, condition):
     assert sql(text).error.condition == condition
 
 
-def test_query_in_parentheses_is_a_source_of_changes(sql):
+@pytest.mark.parametrize(
+    "query", ["SELECT a, (b) FROM STREAM(s)", "FROM STREAM(s) |> SELECT a, (b)"]
+)
+def test_query_in_parentheses_is_a_source_of_changes(sql, query):
     declared = sql(
-        "CREATE STREAMING TABLE t;\nAPPLY CHANGES INTO t FROM (\n  SELECT a, (b) FROM STREAM(s)\n) "
+        f"CREATE STREAMING TABLE t;\nAPPLY CHANGES INTO t FROM (\n  {query}\n) "
         "KEYS (a) SEQUENCE BY b"
     )
     assert declared.errors == ()
-    assert declared.flow.function.query.text.strip() == "SELECT a, (b) FROM STREAM(s)"
+    assert declared.flow.function.query.text.strip() == query
     assert (declared.flow.cdc.source, declared.flow.cdc.keys) == ("a query", ("a",))
 
 
