@@ -136,6 +136,7 @@ def test_paths_are_mapped_for_every_reader_method(world: World, spark: SparkSess
         assert spark.read.format("json").load(folder).count() == 3
         assert spark.read.format("json").load([folder]).count() == 3
         assert spark.read.format("json").option("path", folder).load().count() == 3
+        assert spark.read.option("basePath", folder).json(f"{folder}/*.json").count() == 3
         assert spark.read.text(folder).count() == 3
         assert spark.read.text(paths=folder).count() == 3
         assert spark.read.json("raw").count() == 3
@@ -193,6 +194,17 @@ def test_tables_are_resolved_when_they_are_mapped_or_in_the_storage(
         assert not spark.catalog.tableExists("main.ref.gone")
         spark.table("main.ref.gone")
     assert error.value.condition == "EXTERNAL_TABLE_NOT_FOUND"
+
+
+def test_a_condition_can_have_a_subquery_of_a_dataset(world: World, spark: SparkSession):
+    condition = "o.id = (SELECT max(id) FROM main.shop.trips)"
+    df, evaluation = world.evaluate(
+        lambda: spark.read.table("orders").alias("o").where(condition),
+        orders="id BIGINT",
+        trips="id BIGINT",
+    )
+    assert df.columns == ["id"]
+    assert evaluation.inputs == {"main.shop.orders", "main.shop.trips"}
 
 
 def test_streams_of_mapped_tables_are_sources_of_the_flow(world: World, spark: SparkSession):

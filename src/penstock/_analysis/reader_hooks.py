@@ -176,6 +176,15 @@ def _wrap_session() -> None:
     def table(_: Any, __: Any, /, self: SparkSession, tableName: str) -> DataFrame:
         return self.read.table(tableName)
 
+    @redirects(ClassicDataFrame, "filter")
+    def filter_(reads: Reads, original: Any, /, self: Any, condition: Any) -> Any:
+        has_subquery = isinstance(condition, str) and "select" in condition.lower()
+        # In the session of a micro-batch, its views would stay.
+        if has_subquery and reads.of_session(self.sparkSession) is reads:
+            start = "SELECT 1 WHERE "
+            condition = (reads.sql(start + condition) or "").removeprefix(start)
+        return original(self, condition)
+
     @redirects(ClassicDataFrame, "selectExpr")
     def select_expr(_: Any, original: Any, /, self: Any, *expr: Any) -> Any:
         texts = expr[0] if len(expr) == 1 and isinstance(expr[0], list) else expr
@@ -281,12 +290,14 @@ def _wrap_reader(reader: Any) -> None:
 
 def _mapped(reader: Any, path: Any, reads: Reads) -> Any:
     """Map the paths of a reader, given as an argument or as an option; returns the argument."""
-    if path is None:
-        for key, value in list(reader_state(reader).options.items()):
-            if key.lower() == PATH_OPTION:
-                mapped = reads.real_path(value)
+    for key, value in list(reader_state(reader).options.items()):
+        option = key.lower()
+        if option == "basepath" or (option == PATH_OPTION and path is None):
+            mapped = reads.real_path(value)
+            reader.option(key, mapped)
+            if option == PATH_OPTION:
                 reader_state(reader).paths = (mapped,)
-                reader.option(key, mapped)
+    if path is None:
         return None
     is_list = isinstance(path, list | tuple)
     if not is_list and not isinstance(path, str | Path):
