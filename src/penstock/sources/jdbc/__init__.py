@@ -1,1 +1,1 @@
-"""A database's table as a stream: rows by a key that only grows."""
+"""A database table as a stream: rows in the order of a key that only grows."""

@@ -1,14 +1,14 @@
-"""Up to which key everything is committed.
+"""The key up to which all rows are committed.
 
-Keys are taken in order and committed in any order: a transaction that took 5 may commit after the
-one that took 6 was read. So a key that was seen is a *mark* first. It is settled when no
-transaction can commit a smaller key any more:
+Keys are assigned in order but committed in any order: a transaction that got key 5 may commit after
+key 6 was read. So a key that was seen is first a *mark*. It is settled when no transaction can
+commit a smaller key any more:
 
-* PostgreSQL: an INSERT locks its table before it takes the key, until its transaction has ended.
-  The mark is read first, then the transactions that hold such a lock. When those have ended, all
-  keys up to the mark are visible, or never will be. `CREATE INDEX CONCURRENTLY` waits in this way.
-  Ids of transactions are no help: their order is not that of the keys.
-* elsewhere: after a time that the user gives.
+* PostgreSQL: an INSERT locks its table before it gets the key, until its transaction has ended.
+  The mark is read first, then the transactions that hold such a lock. When those have ended, each
+  key up to the mark is visible or never will be. `CREATE INDEX CONCURRENTLY` waits in the same way.
+  Transaction ids cannot be used: their order is not that of the keys.
+* Other databases: after a delay that the user sets.
 """
 
 import re
@@ -24,7 +24,7 @@ from penstock.sources.jdbc.database import Database
 from penstock.sources.jdbc.options import JdbcSourceOptions, Key
 
 _POLL_SECONDS = 0.05
-# One table, with its partitions; those that lie in other tables are written under their own locks.
+# A table and its partitions: a row that is inserted into a partition directly locks only that.
 _WRITERS_OF_TABLE = """
 WITH RECURSIVE parts(relation) AS (
   SELECT CAST(to_regclass(?) AS oid)
@@ -34,7 +34,7 @@ SELECT DISTINCT virtualtransaction FROM pg_locks JOIN parts USING (relation)
 WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-# All writers of tables that are not the server's own: a view or query may read any of them.
+# All writers of tables other than system tables: a view or query may read any of them.
 _WRITERS = """
 SELECT DISTINCT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted AND relation >= 16384
@@ -45,7 +45,7 @@ _PLAIN_NAME = re.compile(r'(?:(?:"(?:[^"]|"")+"|\w+)\.)?(?:"(?:[^"]|"")+"|\w+)')
 
 
 class NotSettledError(Exception):
-    """Transactions hold the stream back for longer than it may be."""
+    """Transactions delay the stream for longer than the timeout."""
 
 
 @dataclass
@@ -56,10 +56,10 @@ class _Mark:
 
 
 class Marks:
-    """The newest settled key of a stream. Used on one thread, but `stop` on any.
+    """The newest settled key of a stream. Used by one thread; `stop` may be called by any.
 
-    `newest` reads the greatest visible key (`None` in an empty table) on a connection of `connect`,
-    in which each statement sees what is committed then. `clock` counts seconds.
+    `newest` reads the greatest visible key (`None` for an empty table) on a connection from
+    `connect`, in which each statement sees what is committed when it runs. `clock` returns seconds.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class Marks:
         self.settled: Key | None = None
         """The last key that was settled; `None` before the first."""
         self.seen: Key | None = None
-        """The greatest key that was visible when one was last looked for."""
+        """The greatest key that was visible at the last query."""
 
     def stop(self) -> None:
         self._stopped.set()
 
     def rest(self, seconds: float) -> None:
-        """Wait until the last look is so long ago."""
+        """Wait until `seconds` have passed since the last query."""
         left = self._looked + seconds - self._clock()
         if left > 0:
             self._stopped.wait(left)
 
     def settle(self, wait_seconds: float) -> Key | None:
-        """The newest settled key, after waiting so long for what is visible now."""
+        """The newest settled key, after waiting up to `wait_seconds` for the visible keys."""
         until = self._clock() + wait_seconds
         with self._connect() as database:
             while True:
@@ -123,7 +123,7 @@ class Marks:
         taken = self._clock()
         if self._options.settling_delay_seconds is not None:
             return _Mark(key, taken, frozenset())
-        # After the key was read: a transaction with a smaller one has the lock or ended.
+        # Read after the key: a transaction with a smaller key holds the lock or has ended.
         return _Mark(key, taken, frozenset(self._writers(database)))
 
     def _is_settled(self, mark: _Mark, database: Database) -> bool:
@@ -149,7 +149,7 @@ class Marks:
 
 
 def check_postgresql(database: Database, options: JdbcSourceOptions, key: str) -> JdbcSourceOptions:
-    """Refuse what running transactions do not show, and mark a view or foreign table as a query."""
+    """Refuse tables whose keys cannot be settled, and mark a view or foreign table as a query."""
     if options.settling_delay_seconds is None:
         ((standby,),) = database.query("SELECT pg_is_in_recovery()")
         if standby in ("t", "true"):

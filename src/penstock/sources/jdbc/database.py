@@ -1,6 +1,6 @@
-"""A database from the driver, through the JDBC driver in Spark's JVM; rows never go this way.
+"""Database access from the driver, through the JDBC driver in Spark's JVM; not used for rows.
 
-Connections are short: a driver process that hangs must hold neither locks nor sessions.
+Connections are short-lived: a driver process that hangs must hold neither locks nor sessions.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from penstock._observe.masking import shown
 # enumeration, wrong character, CHECK, no partition; and about a table of too many columns.
 _MYSQL_GENERAL = ("HY000", "01000")
 _MYSQL_ROWS = (1364, 1265, 1366, 3819, 1526, 1117)
-# Data, constraints, limits such as that of an index entry, and what triggers raise.
+# Errors of data, constraints, limits such as the size of an index entry, and triggers.
 _ROWS = ("21", "22", "23", "45", "54", "P0")
 
 
 class DatabaseError(Exception):
-    """The database or the way to it failed. SQLSTATE may be empty; the text has no secrets."""
+    """The database or the connection failed. SQLSTATE may be empty; the text has no secrets."""
 
     def __init__(self, state: str, text: str, code: int = 0) -> None:
         if state in _MYSQL_GENERAL and code in _MYSQL_ROWS:
@@ -31,7 +31,7 @@ class DatabaseError(Exception):
 
     @property
     def is_about_rows(self) -> bool:
-        """Whether the rows are what is wrong: the same ones fail again."""
+        """Whether the rows caused the error, so that the same rows fail again."""
         return self.state[:2] in _ROWS
 
     @property
@@ -52,7 +52,7 @@ class Database:
             return int(statement.executeUpdate())
 
     def query(self, sql: str, *values: str | int) -> list[tuple[str | None, ...]]:
-        """Run a query; returns all rows, as text."""
+        """Run a query; returns all rows, with values as strings."""
         with self._prepared(sql, values) as statement:
             rows = statement.executeQuery()
             width = int(rows.getMetaData().getColumnCount())
@@ -73,9 +73,9 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what the block did, or roll it back if it raises.
+        """Commit the statements of the block, or roll them back if it raises.
 
-        After a failed commit it is unknown whether the transaction is in.
+        After a failed commit, it is unknown whether the transaction was committed.
         """
         with translated():
             self._connection.setAutoCommit(False)
@@ -101,6 +101,6 @@ def translated() -> Iterator[None]:
         try:
             state, code = str(java.getSQLState() or ""), int(java.getErrorCode())
         except Py4JError:
-            raise error from None  # no exception of the database
+            raise error from None  # not a `SQLException`
         text = shown(" ".join(str(java.getMessage()).split()))
         raise DatabaseError(state, text, code) from error

@@ -17,7 +17,7 @@ from penstock.sources.jdbc.options import JdbcSourceOptions
 
 @dataclass
 class SourceFailure(Exception):
-    """Why a stream cannot continue, before the flow is known; `is_running` if it had begun."""
+    """Why a stream cannot continue, before the flow is known; `is_running` if it had started."""
 
     condition: str
     message: str
@@ -26,7 +26,7 @@ class SourceFailure(Exception):
     retryable: bool = False
 
     def as_error(self, flow: str) -> PenstockError:
-        """As the error of a flow, or of its options."""
+        """The error of the flow, or of its options."""
         if not (self.is_running or self.retryable):
             return ConnectorError(self.condition, self.message, hint=self.hint)
         return FlowError(

@@ -1,4 +1,4 @@
-"""Option rules of the JDBC stream, named as in Spark's reader, and the SQL that reads it."""
+"""Options of the JDBC stream, named as in Spark's reader, and its SQL."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ _SPARKS = (
     "customSchema sessionInitStatement pushDownPredicate preferTimestampNTZ"
 )
 _KNOWN = {name.lower(): name for name in f"{_OWN} {_SPARKS}".split()}
-# Spark's way to split a batch read: rows outside of these bounds are read as well.
+# Spark only splits a batch read at these bounds: rows outside of them are read, too.
 _BOUNDS = ("lowerbound", "upperbound")
 _MARIADB = "jdbc:mariadb:"
 _LIMIT_FIRST = ("jdbc:mysql:", "jdbc:sqlite:")
@@ -41,23 +41,23 @@ class KeyKind(StrEnum):
 
 @dataclass(frozen=True, order=False)
 class Key:
-    """A value of the key column, as the database spells it: digits, or a time."""
+    """A value of the key column, as the database writes it: digits, or a time."""
 
     kind: KeyKind
     text: str
 
     @property
     def sql(self) -> str:
-        """As a literal."""
+        """The key as a SQL literal."""
         if self.kind is not KeyKind.TIMESTAMP:
             return self.text
-        # The time has its zone with it, so no session's zone can change it.
+        # A time zone in the value is kept, so that the session time zone has no effect.
         named = "TIMESTAMP WITH TIME ZONE" if _ZONE.search(self.text[10:]) else "TIMESTAMP"
         return f"{named} '{self.text}'"
 
     @property
     def order(self) -> Decimal:
-        """What keys of one column are compared by."""
+        """The number by which keys of one column are compared."""
         if self.kind is not KeyKind.TIMESTAMP:
             return Decimal(self.text)
         moment = datetime.fromisoformat(self.text)
@@ -65,7 +65,7 @@ class Key:
         return Decimal((moment - begin) // timedelta(microseconds=1))
 
     def before(self, overlap: int | float) -> "Key":
-        """The key that is so many values, or seconds, smaller."""
+        """The key that is smaller by `overlap` values, or seconds."""
         if self.kind is KeyKind.TIMESTAMP:
             moved = datetime.fromisoformat(self.text) - timedelta(seconds=overlap)
             return Key(self.kind, moved.isoformat(" "))
@@ -78,12 +78,12 @@ class JdbcSourceOptions:
 
     Attributes:
         table: Table, or a query in brackets with a name.
-        max_rows: Most rows of a micro-batch; rows with the same key stay together.
-        overlap: So many key values, or seconds, before the last key are read again.
-        settling_delay_seconds: How long after a key was seen its row and all before it count as
-            committed; `None` to ask PostgreSQL for the transactions that write.
-        settle_timeout_seconds: How long to be held back by transactions before it is an error.
-        accept_key_back: Continue where the table has other keys than were read from it.
+        max_rows: Maximum rows of a micro-batch; rows with the same key stay together.
+        overlap: How many key values, or how long, before the last key rows are read again.
+        settling_delay_seconds: How long after a key was seen it and all smaller keys count as
+            committed; `None` means to query PostgreSQL's running transactions instead.
+        settle_timeout_seconds: How long transactions may delay the stream before it is an error.
+        accept_key_back: Whether to continue if the table no longer has the keys that were read.
     """
 
     url: str = field(repr=False)
@@ -101,7 +101,7 @@ class JdbcSourceOptions:
 
     @property
     def is_postgresql(self) -> bool:
-        """Whether running transactions can be asked for."""
+        """Whether running transactions can be queried."""
         return self.url.startswith("jdbc:postgresql:")
 
     @property
@@ -113,10 +113,10 @@ class JdbcSourceOptions:
 
 
 def spark_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Options for Spark's reader, in which a URL of MariaDB is one of MySQL.
+    """Options for Spark's reader, with a MySQL URL in place of a MariaDB URL.
 
-    For others than MySQL, Spark quotes columns as MariaDB quotes strings: each value that it reads
-    would be the name of its column. Without a time zone, TIMESTAMP has the time of the server's.
+    Except for MySQL, Spark quotes columns as MariaDB quotes strings: each value would be the name
+    of its column. Without a time zone, TIMESTAMP values are in the time zone of the server.
     """
     names = {name.lower(): name for name in options}
     url = options.get(names.get("url", ""), "").strip()
@@ -150,7 +150,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
     own = {*_OWN.lower().split(), *["partitioncolumn", "numpartitions", "url", "dbtable", "query"]}
     reader = {name: value for name, value in options.items() if name.lower() not in own}
     if "fetchsize" not in by_lower_name:
-        # Some drivers read a whole result into memory otherwise.
+        # Without a fetch size, some drivers read a whole result into memory.
         reader["fetchsize"] = "1000"
     delay = by_lower_name.get("settlingdelay")
     on_key_back = by_lower_name.get("onkeyback", "refuse").strip().lower()
@@ -183,7 +183,7 @@ def jdbc_source_options(options: Mapping[str, str]) -> JdbcSourceOptions:
 
 
 def read_key(kind: KeyKind, text: str) -> Key:
-    """A key out of the string in which a database, a checkpoint or an option has it."""
+    """Parse a key from a database, a checkpoint or an option."""
     text = text.strip()
     pattern = {KeyKind.INTEGER: _INTEGER, KeyKind.DECIMAL: _DECIMAL, KeyKind.TIMESTAMP: _TIME}[kind]
     if pattern.fullmatch(text) is None:
@@ -216,7 +216,7 @@ def overlap_amount(options: JdbcSourceOptions, kind: KeyKind) -> float:
 
 
 def nth_key(options: JdbcSourceOptions, key: str, condition: str, n: int) -> str:
-    """The query for the key of the n-th row, in their order; no row if there are fewer."""
+    """The query for the key of the n-th row in key order; no row if there are fewer."""
     window = (
         f"LIMIT 1 OFFSET {n - 1}"
         if options.url.startswith(_LIMIT_FIRST)
@@ -226,12 +226,12 @@ def nth_key(options: JdbcSourceOptions, key: str, condition: str, n: int) -> str
 
 
 def count_between(options: JdbcSourceOptions, condition: str) -> str:
-    """The query for the number of rows of a range."""
+    """The query for the number of rows that match a condition."""
     return f"SELECT COUNT(*) FROM {options.table} WHERE {condition}"
 
 
 def between(key: str, low: Key | None, high: Key | None, *, inclusive: bool = False) -> str:
-    """The condition for keys above `low`, up to and with `high`."""
+    """The condition for keys above `low` (or from `low` on), up to and including `high`."""
     above = [] if low is None else [f"{key} {'>=' if inclusive else '>'} {low.sql}"]
     below = [] if high is None else [f"{key} <= {high.sql}"]
     return " AND ".join(above + below) or "1 = 1"
@@ -240,7 +240,7 @@ def between(key: str, low: Key | None, high: Key | None, *, inclusive: bool = Fa
 def split_range(
     key: str, low: Key | None, high: Key, parts: int, *, inclusive: bool = False
 ) -> list[str]:
-    """Conditions that take each row of a range once, one per task; only whole numbers are split."""
+    """Conditions that match each row of a range once, one per task; only integers are split."""
     whole = between(key, low, high, inclusive=inclusive)
     if low is None or high.kind is not KeyKind.INTEGER or parts == 1:
         return [whole]
@@ -293,5 +293,5 @@ def _seconds(name: str, text: str) -> float:
 
 
 def invalid(message: str, hint: str | None = None) -> ConnectorError:
-    """The error of an option of the JDBC stream or sink."""
+    """The error for an invalid option of the JDBC stream or sink."""
     return ConnectorError("JDBC_OPTION_INVALID", message, hint=hint)

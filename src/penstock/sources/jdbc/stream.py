@@ -1,8 +1,9 @@
-"""A Spark source whose micro-batches Spark's own JDBC reader reads.
+"""A Spark source whose micro-batches are read by Spark's own JDBC reader.
 
-Spark asks a source where it ends and for the rows between two offsets, on the thread of the query.
-This one is asked through py4j, as functions of `foreachBatch` are. It only plans: rows go from the
-database to Spark's tasks. Offsets are keys, and Spark keeps them in the checkpoint.
+Spark gets from a source its latest offset and the rows between two offsets, on the thread of the
+query. It calls this source through Py4J, like the functions of `foreachBatch`. The source only
+plans: rows go from the database to Spark's tasks. Offsets are keys, and Spark stores them in the
+checkpoint.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ from penstock.sources.jdbc.options import (
 )
 
 _WAIT_SECONDS = 1.0
-# Spark asks again at once where a flow has no interval.
+# Without a trigger interval, Spark polls again immediately.
 _IDLE_SECONDS = 1.0
 _KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
     (T.IntegralType, KeyKind.INTEGER),
@@ -49,7 +50,7 @@ _KINDS: tuple[tuple[type[T.DataType], KeyKind], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRange:
-    """Keys between which a stream reads; `is_whole` overrules the option `startingKey`."""
+    """The range of keys that a stream reads; `is_whole` overrides the option `startingKey`."""
 
     since: str | None = None
     after: str | None = None
@@ -57,15 +58,15 @@ class KeyRange:
     is_whole: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """For the position that is kept with the flow."""
+        """The range as stored in the position of the flow."""
         return {name: value for name, value in vars(self).items() if value}
 
 
 @dataclass(frozen=True)
 class _Range:
-    """An offset: last key and rows of a batch, and the key before it (`None` at the start).
+    """An offset: last key and row count of a batch, and the key before it (`None` at the start).
 
-    `table` is PostgreSQL's number of the table: one that is created again has another.
+    `table` is PostgreSQL's OID of the table, which changes if the table is created again.
     """
 
     low: Key | None
@@ -75,10 +76,10 @@ class _Range:
 
 
 def check_columns(schema: T.StructType, options: Mapping[str, str], place: str) -> None:
-    """Refuse columns of which Spark's reader would change values.
+    """Refuse columns whose values Spark's reader would change.
 
-    It rounds decimals of more than 38 digits, to keep all whole digits; of MySQL's BIT(n), it joins
-    the binary digits of each byte without leading zeros.
+    It rounds decimals of more than 38 digits, to keep all integer digits; for MySQL's BIT(n), it
+    concatenates the binary digits of each byte without leading zeros.
 
     Raises:
         ConnectorError: `JDBC_OPTION_INVALID`.
@@ -98,7 +99,7 @@ def check_columns(schema: T.StructType, options: Mapping[str, str], place: str) 
             )
         if not isinstance(kind, T.DecimalType):
             continue
-        # As the driver reports it.
+        # The scale that the driver reports.
         scale = int(field.metadata.get("scale", 0))
         if scale > kind.scale:
             column_type = f"DECIMAL(38,{scale})" if scale <= 38 else "STRING"
@@ -111,7 +112,7 @@ def check_columns(schema: T.StructType, options: Mapping[str, str], place: str) 
 
 
 class JdbcStream:
-    """`Source` of Spark for one table. Asked by one query, on its thread; `stop` on any.
+    """Spark's `Source` for one table. Called on the thread of one query; `stop` on any thread.
 
     Attributes:
         has_times: Whether the values of the key column are times.
@@ -141,7 +142,7 @@ class JdbcStream:
                 read_key(self._kind, text)
 
     def rows(self) -> DataFrame:
-        """The stream, as a query takes it."""
+        """The stream as a DataFrame."""
         gateway = self._spark.sparkContext._gateway
         ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
         runtime = self._jvm.org.apache.spark.sql.execution.streaming.runtime
@@ -155,7 +156,7 @@ class JdbcStream:
         reader_options = {**options.reader, "url": options.url, "dbtable": options.table}
         self._java_options: Any = java_reader(self._jvm.PythonUtils.toScalaMap(reader_options))
         with self._connected() as database:
-            # The database's own words about a wrong password or name, before Spark's.
+            # Fails for a wrong password or name with the database's own error, not Spark's.
             database.query(f"SELECT * FROM {options.table} WHERE 1 = 0")
             reader = self._spark.read.format("jdbc").options(**reader_options)
             with translated():
@@ -187,7 +188,7 @@ class JdbcStream:
         )
 
     def latestOffset(self, start: Any, limit: Any) -> Any:
-        """The end of the next batch; Spark's limit is not used: the option is."""
+        """The end of the next batch, limited by `maxRowsPerTrigger`, not by Spark's `limit`."""
         with self._reported():
             last = None if start is None else self._offset(start)
             if self._is_idle and not self._is_bounded:
@@ -202,7 +203,7 @@ class JdbcStream:
             return self._java_offset(self._next(last, mark))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what is committed now, and no more."""
+        """Limit the query to the rows that are committed now."""
         with self._reported():
             self._is_bounded = True
             delay = self._options.settling_delay_seconds
@@ -210,14 +211,14 @@ class JdbcStream:
             self._until = self._marks.settle(longest + _WAIT_SECONDS)
 
     def getBatch(self, start: Any, end: Any) -> Any:
-        """The rows above one offset, up to and with another."""
+        """The rows after one offset, up to and including another."""
         with self._reported():
             last = self._offset(start.get()) if start.isDefined() else None
             high = self._offset(end).high
             return self._rows(None if last is None else last.high, high)._jdf
 
     def reportLatestOffset(self) -> Any:
-        """The newest key that was seen, settled or not."""
+        """The greatest key that was seen, settled or not."""
         seen = self._marks.seen
         return None if seen is None else self._java_offset(_Range(None, seen, 0))
 
@@ -228,14 +229,14 @@ class JdbcStream:
         return self._spark._jsparkSession.parseDataType(self._schema.json())
 
     def getDefaultReadLimit(self) -> Any:
-        """None of Spark's."""
+        """No limit: `latestOffset` applies the option."""
         return self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
 
     def commit(self, end: Any) -> None:
-        """Nothing to forget."""
+        """Do nothing: no data of a batch is kept."""
 
     def stop(self) -> None:
-        """End a wait: the query ends."""
+        """End a wait, because the query ends."""
         self._marks.stop()
 
     def toString(self) -> str:
@@ -250,7 +251,7 @@ class JdbcStream:
         return other is not None and int(other.hashCode()) == self.hashCode()
 
     class Java:
-        """The interfaces that py4j makes of it."""
+        """The Java interfaces that Py4J implements with this class."""
 
         implements = (
             "org.apache.spark.sql.execution.streaming.Source",
@@ -270,7 +271,7 @@ class JdbcStream:
                 is_running=True,
             )
         if self._options.is_postgresql and not self._options.is_query:
-            # Not of a view: its rows stay when it is created again.
+            # Not for a view, which keeps its rows when it is created again.
             table = "SELECT oid FROM pg_class WHERE oid = to_regclass(?) AND relkind IN ('r', 'p')"
             ((self._table,),) = database.query(f"SELECT ({table})", self._options.table)
         return None if text is None else read_key(self._kind, text)
@@ -295,7 +296,7 @@ class JdbcStream:
                 f"the table was dropped and created again after keys up to {last.high.text} were "
                 "read: its rows may have smaller ones"
             )
-        # Times: the newest goes back with a deleted row, and later changes are newer all the same.
+        # Not for times: the newest decreases if its row is deleted, but later changes are newer.
         if last.high.order - mark.order > self._overlap and not self.has_times:
             raise self._went_back(
                 f"its greatest key is {mark.text}, but keys up to {last.high.text} were read: the "
@@ -344,12 +345,12 @@ class JdbcStream:
         return last if last.order < mark.order else mark
 
     def newest(self, before: str | None = None) -> str | None:
-        """The greatest key of the table, or below another one; `None` if there is none."""
+        """The greatest key of the table, or the greatest below `before`; `None` if none exists."""
         below = "1 = 1" if before is None else f"{self._key} < {read_key(self._kind, before).sql}"
         return self._value(f"SELECT MAX({self._key}) FROM {self._options.table} WHERE {below}")
 
     def count(self, bounds: KeyRange) -> int:
-        """How many rows of the table have keys within a range."""
+        """The number of rows whose keys are in a range."""
         begin = bounds.since or bounds.after
         low = None if begin is None else read_key(self._kind, begin)
         high = None if bounds.until is None else read_key(self._kind, bounds.until)
@@ -362,18 +363,18 @@ class JdbcStream:
         return value
 
     def greatest(self, keys: Sequence[str]) -> str | None:
-        """The greatest of some keys as they are in checkpoints."""
+        """The greatest of some keys from checkpoints; `None` if there are none."""
         known = [read_key(self._kind, key) for key in keys]
         return max(known, key=lambda key: key.order).text if known else None
 
     def _begin(self, last: Key | None) -> tuple[Key | None, bool]:
-        """The key where a batch after the last one begins, and whether its rows belong to it."""
+        """The key where the batch after `last` begins, and whether it belongs to the batch."""
         first, is_inclusive = self._first()
         if last is None:
             return first, is_inclusive
         again = last.before(self._overlap) if self._overlap else last
-        # Rows before the key that the user chose are not read again, unless it was chosen later.
-        # After a start at the newest key they are: a transaction may commit smaller ones after it.
+        # The overlap ends at the start key that the user set, unless it was set after `last` was
+        # read. A start at the newest key is no limit: a transaction may later commit smaller ones.
         if first is not None and is_inclusive and again.order < first.order <= last.order:
             return first, True
         return again, False
@@ -453,7 +454,7 @@ class JdbcStream:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Tell the flow why its stream ends: Spark gets a text only."""
+        """Keep the failure that ends the stream for the flow: Spark gets only its text."""
         try:
             with explained(self._options):
                 yield
