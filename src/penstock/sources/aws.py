@@ -9,12 +9,12 @@ from penstock.errors import ConnectorError
 
 
 def require_botocore(feature: str) -> None:
-    """Raises `MISSING_EXTRA` without botocore; `feature` is the subject of the message."""
+    """Raise `MISSING_EXTRA` without botocore; `feature` is the subject of the message."""
     import_extra("botocore", "botocore.session", extra="aws", feature=feature)
 
 
 def session(access: AwsAccess, config: Any, condition: str) -> Any:
-    """A session; `condition` is for a role that cannot be assumed."""
+    """A session; `condition` is the error condition if the role cannot be assumed."""
     from botocore.session import Session
 
     session = Session()
@@ -38,7 +38,7 @@ def session(access: AwsAccess, config: Any, condition: str) -> Any:
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if status >= 500 or "Throttl" in str(error.response["Error"].get("Code")):
-                raise  # the caller repeats its request
+                raise  # the caller retries its request
             raise ConnectorError(
                 condition,
                 f"the role {access.role_arn} could not be assumed: {first_line(error)}",

@@ -1,13 +1,13 @@
 """The contract of a source: a system that flows read streams from.
 
-A `Source` is a system, known by the names of its formats. Its `open` turns a configured reader into
-an `OpenedSource`: the rows of one stream of one query, and the answers to whatever is asked about
-this stream later. Another package adds a system with an entry point `penstock.sources` that names a
-subclass of `Source`; no other code has to know it. docs/adding-a-source.md has a complete one.
+A `Source` is a system, identified by the names of its formats. Its `open` turns a configured reader
+into an `OpenedSource`: the rows of one stream of one query, and methods that report on this stream.
+Another package adds a system with an entry point `penstock.sources` that names a subclass of
+`Source`; no other code has to change. docs/adding-a-source.md has a complete example.
 
-Only `open` must be written. A source that does no more is read from where its options say, has no
-lag, and cannot be reset to a position; the checkpoint of Spark gives it exactly-once delivery as
-long as a batch that is planned again has the same rows.
+Only `open` must be implemented. A source without other methods starts at the position in its
+options, reports no lag, and cannot be reset to a position; Spark's checkpoint gives it exactly-once
+delivery as long as a batch that is planned again has the same rows.
 """
 
 import json
@@ -33,10 +33,10 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 Position = Mapping[str, Any]
 """Where the streams of a flow begin and end: JSON, kept with the flow. Each source reads the keys
-that it wrote itself; `merged` puts the parts of several together."""
+that it wrote itself; `merged` combines the positions of several sources."""
 
 NOWHERE: Position = {}
-"""Streams begin where their options say."""
+"""Streams begin at the positions in their options."""
 
 
 class StartKind(StrEnum):
@@ -51,7 +51,7 @@ class StartKind(StrEnum):
 
     @property
     def plural(self) -> str:
-        """For messages: what a source does not have."""
+        """The plural, for messages about what a source does not have."""
         return f"{self.value.removesuffix('s')}s"
 
 
@@ -60,11 +60,11 @@ class StartPosition:
     """A position in the streams of a flow, as a user names it.
 
     Attributes:
-        kind: Which of the following counts.
-        timestamp_ms: Milliseconds since 1970, of `TIMESTAMP`.
-        version: Of a Delta table, of `VERSION`.
-        offsets: Of `OFFSETS`; partitions that are not named are read from their first record.
-        key: The first key of a table in a database, of `KEY`.
+        kind: Which of the following attributes applies.
+        timestamp_ms: Milliseconds since 1970, for `TIMESTAMP`.
+        version: A version of a Delta table, for `VERSION`.
+        offsets: For `OFFSETS`; partitions that are not named are read from their first record.
+        key: The first key of a table in a database, for `KEY`.
     """
 
     kind: StartKind
@@ -135,26 +135,27 @@ def _offsets(body: Any) -> Offsets:
 
 
 def iso(milliseconds: int) -> str:
-    """A timestamp as ISO string in UTC."""
+    """A timestamp as an ISO 8601 string in UTC."""
     return time_text(datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """A reader of a query, when `load` is called.
+    """A reader of a query, as it is when `load` is called.
 
     Attributes:
         spark: The session.
         format: As in `format()`, lower case.
-        options: With secrets filled in, names as the user spelled them.
+        options: With secrets filled in; names as the user spelled them.
         schema: As in `schema()`; `None` if it was not called.
         paths: Mapped and absolute.
         is_stream: Whether it is `readStream`.
         flow: Name of the flow; empty while source files are loaded.
-        is_analysis: Whether the query is only looked at: nothing may be remembered.
-        position: Where the flow's streams begin, and end; empty = where the options say.
-        is_triggered: Whether the flow's query ends after what is there when it starts.
-        memory: Gives what a source remembers, by a key of its own; it dies with the checkpoint.
+        is_analysis: Whether the query is only analyzed: nothing may be persisted.
+        position: Where the flow's streams begin and end; empty means the positions in the options.
+        is_triggered: Whether the flow's query ends after it has read what exists when it starts.
+        memory: Returns the stored state of a source, by a key that the source chooses; it is
+            deleted with the checkpoint.
         load: Loads with Spark's own reader, after setting these options.
     """
 
@@ -174,14 +175,17 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class StartReport:
-    """What a start position means for one source; the last three only if a table is recomputed.
+    """What a start position means for one source.
+
+    `size`, `missing` and `note` are set only if a table is recomputed.
 
     Attributes:
         unit: What is counted: `offsets`, `versions`, `files`, `rows`.
-        again: How many are read that the flow has read already; `None` if unknown.
-        skipped: How many that it has not read are never read; `None` if unknown.
-        size: Of what is read, in bytes; `None` if unknown.
-        missing: What the old table was made of and the new one will not be; empty if nothing.
+        again: How many are read that the flow has already read; `None` if unknown.
+        skipped: How many are never read, though the flow has not read them; `None` if unknown.
+        size: The size of what is read, in bytes; `None` if unknown.
+        missing: Data of the old table that the new one will not have; empty if there is none.
+        note: What is unknown about missing data.
     """
 
     source: str
@@ -195,7 +199,7 @@ class StartReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeReport:
-    """How much a range is of one source, and in words from where to where; see `StartReport`."""
+    """The size of a range in one source, and its bounds in words; see `StartReport`."""
 
     source: str
     unit: str
@@ -208,9 +212,9 @@ class Range:
     """A range of a flow's sources, as a user names it.
 
     Attributes:
-        end: The rows behind the last, of versions the last one; `None` (and `latest`, which
-            `flow.resolve_range` replaces) = where the flow is.
-        files: Pattern of file names; `None` = all.
+        end: The end of the range: exclusive, but inclusive for versions. `None` (and `latest`,
+            which `flow.resolve_range` replaces) means the current position of the flow.
+        files: Pattern of file names; `None` means all files.
     """
 
     flow: str
@@ -222,7 +226,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Rows that a source no longer had when they were to be read: for people, and for the log."""
+    """Rows that a source no longer had when they were to be read: in words, and for the log."""
 
     text: str
     body: Mapping[str, Any]
@@ -231,20 +235,20 @@ class Loss:
 class OpenedSource:
     """One stream of a query, or one read of a batch query.
 
-    `lag` is called on a thread of its own, `lost` and `new_identities` on that of Spark's listener,
-    the others on the thread of the command or of the query; never two at the same time for one
-    method.
+    `lag` is called on a separate thread, `lost` and `new_identities` on that of Spark's listener,
+    the others on the thread of the command or of the query; no method is called concurrently with
+    itself.
 
-    `name` is for people, without secrets; `unit` is what positions count. Two streams of one query
-    may have the same name, if they are at the same `place`.
+    `name` is shown to users and has no secrets; `unit` is what positions count. Two streams of one
+    query may have the same name only if they are at the same `place`.
     """
 
     has_names_in_offsets = True
-    """Whether offsets in a checkpoint show which of several such sources they are of."""
+    """Whether offsets in a checkpoint show which of several such sources they belong to."""
     has_files = False
     """Whether its ranges can be limited to some files; see `Range.files`."""
     paths: Sequence[str] = ()
-    """Of a stream of files or of a Delta table: where they are."""
+    """The locations of a stream of files or of a Delta table."""
 
     def __init__(self, df: DataFrame, *, name: str, unit: str = "rows", place: str = "") -> None:
         self.df = df
@@ -263,15 +267,15 @@ class OpenedSource:
         """Compare what is read with what the checkpoint has read; called before each start.
 
         Args:
-            known: What was returned before the first start, of all sources of the flow.
-            flow: For the error.
-            display: Name of its target.
+            known: The stored identities of all sources of the flow.
+            flow: The flow, for the error.
+            display: The name of its target.
 
         Returns:
-            What to remember, such as the ids of topics.
+            The identities to store, such as the ids of topics.
 
         Raises:
-            CheckpointError: The name means something else now.
+            CheckpointError: The name now refers to something else.
         """
         return {}
 
@@ -287,43 +291,46 @@ class OpenedSource:
             siblings: All sources of the query, this one included.
 
         Returns:
-            Why the query must be made again, as a warning; `None` if it must not.
+            Why the query must be created again, as a warning; `None` if it need not be.
         """
         return None
 
     def started(self, checkpoint: str, siblings: Sequence["OpenedSource"]) -> None:
-        """Start what runs beside the query, on threads of its own; arguments as before."""
+        """Start separate threads that run during the query; arguments as for `prepare_start`."""
 
     def ended(self) -> None:
-        """Stop it, without waiting; only after `started`, maybe more than once."""
+        """Stop the threads, without waiting; called only after `started`, maybe more than once."""
 
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
-        """Look at a planned batch before it is written; raises to refuse it."""
+        """Check a planned batch before it is written; raises to refuse it."""
 
     def explain(self, text: str, flow: Flow) -> PenstockError | None:
         """The error for a failure that this source caused; `None` if it did not.
 
-        May remember what lets the next start succeed, such as a larger schema; the error is
-        retryable then. The text is all that the failure says, with its causes in the JVM.
+        May store what lets the next start succeed, such as a larger schema; the error is then
+        retryable. `text` is the whole message of the failure, with its causes in the JVM.
         """
         return None
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
-        """What a batch was to read and did not get, by a source's entry in Spark's report."""
+        """Rows that a batch was to read and did not get.
+
+        `progress` is the entry of a source in Spark's progress report.
+        """
         return ()
 
     def description(self, text: str) -> str:
-        """How reports describe a source of the query, by Spark's text; others as they are."""
+        """A source's description in reports, from Spark's; unchanged for other sources."""
         return text
 
     def lag(
         self, progress: Mapping[str, Any], java_source: Callable[[], Any]
     ) -> dict[str, Any] | None:
-        """How far the flow is behind, as `lag_progress` has it; `None` for other sources.
+        """How far the flow is behind, as in event `lag_progress`; `None` for other sources.
 
         Args:
             progress: As for `lost`.
-            java_source: Gives Spark's own object of the source; `None` if there is none.
+            java_source: Returns Spark's object of the source; `None` if there is none.
 
         Returns:
             `kind`, `seconds_behind` and the figures of the source; `None` for unknown figures.
@@ -338,10 +345,10 @@ class OpenedSource:
         Args:
             at: As the user named it.
             done: Checkpoints of which the target has rows.
-            now_ms: The time.
+            now_ms: The current time.
 
         Returns:
-            What `open` finds in `Read.position`, and what it means.
+            The value of `Read.position` for `open`, and what it means.
 
         Raises:
             PlanError: `START_NOT_AVAILABLE`.
@@ -355,13 +362,13 @@ class OpenedSource:
     def start_report(
         self, again: int | None, skipped: int | None, done: Sequence[Checkpoint] = ()
     ) -> StartReport:
-        """For `start`; both are unknown if the files of one of the checkpoints are gone."""
+        """The report of `start`; counts are unknown if a checkpoint no longer has its files."""
         if not all(c.planned or (c.exists and not c.finished) for c in done):
             again = skipped = None
         return StartReport(source=self.name, unit=self.unit, again=again, skipped=skipped)
 
     def range_report(self, count: int, text: str) -> RangeReport:
-        """For `range`."""
+        """The report of `range`."""
         return RangeReport(source=self.name, unit=self.unit, count=count, text=text)
 
     def range(self, wanted: Range, done: Checkpoint) -> tuple[Position, RangeReport]:
@@ -376,7 +383,7 @@ class OpenedSource:
         )
 
     def is_past_end(self, position: Position, progress: Mapping[str, Any]) -> bool:
-        """Whether all that is still to come lies behind a range, by an entry as for `lost`."""
+        """Whether all remaining rows are after a range; `progress` as for `lost`."""
         return False
 
     def check_range(
@@ -391,14 +398,14 @@ class OpenedSource:
     def history(
         self, at: StartPosition, done: Sequence[Checkpoint], now_ms: int
     ) -> tuple[Position, StartReport]:
-        """As `start`, for a table that is recomputed: what is no longer there?"""
+        """As `start`, for a table that is recomputed; also reports what no longer exists."""
         position, report = self.start(at, done, now_ms)
         missing = f"it is unknown which data {self.name} still has"
         return position, replace(report, missing=missing)
 
 
 class Source(ABC):
-    """A system, by the names of its formats in lower case. One object per process, stateless."""
+    """A system, by the names of its formats in lower case. Stateless, one object per process."""
 
     formats: ClassVar[Sequence[str]] = ()
 
@@ -427,12 +434,12 @@ class Source(ABC):
         Called on the thread of the query function, for each analysis and each start.
 
         Raises:
-            PenstockError: It is not there, or cannot be read.
+            PenstockError: The source does not exist or cannot be read.
         """
 
 
 def merged(parts: Sequence[Position]) -> dict[str, Any]:
-    """The position of a flow from those of its sources; mappings below a key are put together."""
+    """The position of a flow from those of its sources; mappings with the same key are merged."""
     whole: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
@@ -443,15 +450,15 @@ def merged(parts: Sequence[Position]) -> dict[str, Any]:
 
 
 def start_not_available(at: StartPosition, reason: str, hint: str = "use `earliest`") -> PlanError:
-    """The error for a start position that a source does not have."""
+    """The error for a start position that a source does not support."""
     return PlanError("START_NOT_AVAILABLE", f"the flow cannot start at {at}: {reason}", hint=hint)
 
 
 def first_ms(at: StartPosition, now_ms: int, name: str) -> int | None:
-    """The time of the first rows, of a source that knows times only; `None` = the earliest.
+    """The start time, for a source whose positions are times; `None` means the earliest.
 
     Raises:
-        PlanError: `START_NOT_AVAILABLE`, with the name (plural) of such sources.
+        PlanError: `START_NOT_AVAILABLE`; `name` is the plural for such sources.
     """
     match at.kind:
         case StartKind.EARLIEST:
@@ -465,14 +472,14 @@ def first_ms(at: StartPosition, now_ms: int, name: str) -> int | None:
 
 
 def range_invalid(reason: str, hint: str) -> PlanError:
-    """The error for a range that a source does not have."""
+    """The error for a range that a source does not support."""
     return PlanError(
         "BACKFILL_RANGE_INVALID", f"this range cannot be backfilled: {reason}", hint=hint
     )
 
 
 def not_read_yet(flow: str, what: str) -> PlanError:
-    """The range has rows that the flow will still read by itself."""
+    """The error for a range with rows that the flow has not read yet."""
     return PlanError(
         "BACKFILL_NOT_READ_YET",
         f"flow {flow!r} has not read the whole range yet: {what}; it would add the rows again",
@@ -495,7 +502,7 @@ def flow_error(
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970."""
+    """The current time in milliseconds since 1970."""
     return round(time.time() * 1000)
 
 
@@ -509,7 +516,7 @@ def age_of_oldest(times: Iterable[int | None], now_ms: int) -> float | None:
 
 
 def path_key(path: str) -> str:
-    """One spelling of a path: local ones have several."""
+    """A path in one spelling: local paths have several."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return path.rstrip("/")

@@ -1,4 +1,4 @@
-"""How far the checkpoints of a flow have read, as sources look it up."""
+"""How far the checkpoints of a flow have read: functions for sources."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +8,12 @@ from penstock._tables.read.checkpoint_files import Checkpoint
 
 
 def that_count(checkpoints: Sequence[Checkpoint], replaced_ms: int) -> list[Checkpoint]:
-    """The checkpoints of which a table may have rows: not those that ended before `replaced_ms`."""
+    """The checkpoints of which a table may have rows: without those that ended by `replaced_ms`."""
     return [c for c in checkpoints if c.is_current or _ended_ms(c) > replaced_ms]
 
 
 def last_offsets(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
-    """The end of the newest planned batch, one entry per source that writes JSON objects."""
+    """The end offsets of the newest planned batch, for sources whose offsets are JSON objects."""
     if checkpoint.planned:
         for offset in checkpoint.planned[-1].offsets:
             if isinstance(offset, dict):
@@ -21,7 +21,7 @@ def last_offsets(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
 
 
 def first_offsets(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
-    """What sources noted before their first batch; Spark writes a zero byte before it."""
+    """The offsets that sources stored before their first batch, after a zero byte of Spark's."""
     for log in sorted((checkpoint.path / "sources").glob("*/0")):
         try:
             offset = json.loads(log.read_text(encoding="utf-8").rpartition("\n")[2])

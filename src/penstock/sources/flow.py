@@ -1,4 +1,4 @@
-"""All sources of one flow: where they begin, what a range of them is, what they still have."""
+"""All sources of one flow: their start positions and ranges, and which data they still have."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from penstock.sources.base import (
 
 
 def distinct(sources: Iterable[OpenedSource]) -> list[OpenedSource]:
-    """Each source of a query once, however often the query reads it.
+    """Each source of a query once, even if the query reads it several times.
 
     Raises:
         PlanError: Two of them have the same name in different places.
@@ -67,7 +67,7 @@ def start_position(
 def source_history(
     sources: Iterable[OpenedSource], at: StartPosition, done: Sequence[Checkpoint], now_ms: int
 ) -> tuple[dict[str, Any], tuple[StartReport, ...]]:
-    """As `start_position`, with what is no longer there; see `OpenedSource.history`."""
+    """As `start_position`, with the data that no longer exists; see `OpenedSource.history`."""
     streams = _streams(sources, at)
     starts = [source.history(at, done, now_ms) for source in streams]
     return merged([part for part, _ in starts]), tuple(report for _, report in starts)
@@ -94,7 +94,7 @@ def resolve_range(
 def is_past_end(
     sources: Sequence[OpenedSource], position: Position, entries: Sequence[Any]
 ) -> bool:
-    """Whether all that is still to come lies behind a range; `entries` are of Spark's report."""
+    """Whether all remaining rows are after a range; `entries` are sources in Spark's report."""
     return bool(entries) and all(
         any(source.is_past_end(position, entry) for source in sources) for entry in entries
     )

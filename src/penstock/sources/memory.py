@@ -1,7 +1,7 @@
-"""What a source remembers of one flow: schema versions and small notes.
+"""The stored state of a source in one flow: schema versions and small notes.
 
-A folder store lies beside the flow's other state and dies with the flow's epoch, as the checkpoint
-does. A memory store is for dry runs: it shows what a folder holds and keeps what is new to itself.
+`FolderMemory` is stored next to the flow's other state and is deleted with the flow's epoch, like
+the checkpoint. `PassingMemory` is for dry runs: it reads a folder and keeps new entries in memory.
 """
 
 import json
@@ -15,9 +15,9 @@ from penstock._tables.files import StorageFiles
 class FolderMemory:
     """Versions in `<folder>/_schemas/<n>`, notes in `<folder>/<name>.json`. One writer at a time.
 
-    An incomplete file counts as absent. Without a version, `seed` (from the analysis of the same
-    update) is the first, so that the table and the stream agree. The source can have files of its
-    own in the folder.
+    An incomplete file counts as absent. If there is no version, that of `seed` (from the analysis
+    of the same update) is saved as the first, so that the table and the stream have the same
+    schema. The source can keep other files in the folder.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class FolderMemory:
         self._files.write(f"{self.folder}/_schemas/{number}", json.dumps(body, indent=1))
 
     def note(self, name: str) -> Any:
-        """A note that was saved under a name; `None` without one."""
+        """The note with a name; `None` if there is none."""
         return _parsed(self._files.read(f"{self.folder}/{name}.json"))
 
     def save_note(self, name: str, value: Any) -> None:
-        """Save something that JSON can hold, replacing what has that name."""
+        """Save a value that JSON can represent, replacing a note with the same name."""
         self._files.write(f"{self.folder}/{name}.json", json.dumps(value, indent=1))
 
     def _read(self, number: int) -> StructType | None:
@@ -61,7 +61,7 @@ class FolderMemory:
 
 
 class PassingMemory:
-    """Keeps everything in memory; reads what a persisted store has, and never writes to it."""
+    """Keeps everything in memory; reads a persisted store, but never writes to it."""
 
     folder = None
 

@@ -1,4 +1,4 @@
-"""The sources that there are: built-in ones, and those of other packages."""
+"""The available sources: built-in ones, and those of other packages."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -16,7 +16,7 @@ GROUP = "penstock.sources"
 
 
 class SparkSource(Source):
-    """A format that only Spark knows: read from where its options say."""
+    """Any other format of Spark, read from the position in its options."""
 
     def open(self, read: Read) -> OpenedSource:
         """See `Source.open`."""
@@ -24,7 +24,7 @@ class SparkSource(Source):
 
 
 def source_of(source_format: str) -> Source:
-    """The source for a format, in any case; `SparkSource` for one that no source has."""
+    """The source for a format (case-insensitive); `SparkSource` if no source has the format."""
     return _sources().get(source_format.lower()) or _SPARK
 
 
