@@ -1,4 +1,4 @@
-"""How many commits of a Delta table wait for a stream."""
+"""The commits of a Delta table that a stream has not read yet."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class _Commit:
 class PendingVersions:
     """Counts the commits of a Delta table that a stream has not read yet.
 
-    A stream `of_changes` reads the change data feed: it has removed rows to read as well.
+    A stream `of_changes` reads the change data feed, which also has removed rows.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PendingVersions:
     def measure(
         self, path: str, offset: Mapping[str, Any], last: int | None = None
     ) -> dict[str, Any]:
-        """Versions, bytes, rows and age of the oldest after an offset; `None` where unknown.
+        """Versions, bytes, rows and age of the oldest after an offset; `None` if unknown.
 
         With `last`, only versions up to this one count.
         """
@@ -56,7 +56,7 @@ class PendingVersions:
             return {**unknown, "latest_version": None}
         unknown["latest_version"] = latest
         if offset.get("isStartingVersion"):
-            # A snapshot is being read, in an order of Delta's own.
+            # The initial snapshot is being read, in an order that Delta chooses.
             return {**unknown, "versions": max(1, latest - version + 1)}
         if latest - version >= _MOST_COMMITS:
             oldest = self._oldest(path, version, index)
@@ -82,7 +82,7 @@ class PendingVersions:
         }
 
     def _latest(self, path: str, version: int) -> int:
-        """The newest version; on a local disk without a listing of the whole log."""
+        """The newest version; on a local disk, without listing the whole log."""
         table = local_path(path)
         if table is not None:
             log, at = table / "_delta_log", version
@@ -114,7 +114,7 @@ class PendingVersions:
         commit = _Commit()
         for info in actions_of(lines, "commitInfo"):
             commit.at = info.get("inCommitTimestamp") or info.get("timestamp")
-        # As Delta's source: files of changes, if there are any, have all that a commit changed.
+        # As in Delta's source: change files, if there are any, have all changes of a commit.
         files = list(actions_of(lines, "cdc")) if self._of_changes else []
         if not files:
             kinds = ("add", "remove") if self._of_changes else ("add",)

@@ -52,7 +52,7 @@ _OPTIONS = (
     "skipChangeCommits startingTimestamp startingVersion streamingSourceTrackingId timestampAsOf "
     "versionAsOf withEventTimeOrder"
 )
-# With these a query says itself how the beginning is read.
+# With one of these options, the query specifies how its beginning is read.
 OWN_BEGINNING = (*_FEEDS, "witheventtimeorder", "schematrackinglocation", "schemalocation")
 _MOST_FILES = 20_000
 _LONGEST_LOG = 10_000
@@ -85,7 +85,7 @@ class DeltaSource(Source):
         try:
             return DeltaStream(read, read.paths[0])
         except (AnalysisException, Py4JJavaError) as error:
-            # Delta's words for a path without a log; a batch read names the path.
+            # Delta's error for a path without a log; that of a batch read names the path.
             if "DELTA_SCHEMA_NOT_SET" not in str(error):
                 raise
             raise FlowError(
@@ -110,7 +110,7 @@ class DeltaStream(OpenedSource):
         self._options = {name.lower(): value for name, value in read.options.items()}
         self._lag = PendingVersions(read.spark, of_changes=self.has_any(_FEEDS))
         super().__init__(self._rows(read), name=f"table {self.path}", unit="versions")
-        # That of the query, which updates it before each batch.
+        # The `DeltaLog` of the query, which updates it before each batch.
         self._log = self._delta.log(self._location)
         self._table_id = self._current_id()
         self._flow: Flow | None = None
@@ -131,10 +131,10 @@ class DeltaStream(OpenedSource):
         return rows if last is None else self._within(rows, int(version or 0), int(last))
 
     def _waiting(self, options: Mapping[str, str]) -> DataFrame:
-        """A stream that begins at a version which is yet to come; Delta would refuse it.
+        """A stream that begins at a future version, which Delta refuses by default.
 
-        Delta looks at its setting when the first batch is planned, in the session in which the
-        stream was made: one of its own, so that nothing else gets the setting.
+        Delta reads its setting when the first batch is planned, in the session in which the stream
+        was created: a separate session, so that the setting has no other effect.
         """
         session: Any = self._spark._jsparkSession.cloneSession()
         session.conf().set(_BEYOND_NEWEST, "true")
@@ -147,7 +147,7 @@ class DeltaStream(OpenedSource):
         if "_commit_version" in rows.columns:  # a change feed has it as a column
             return rows.where(F.col("_commit_version").between(first, last))
         names = added_files(self._spark, self._location, first, last)
-        # Delta's streams have no `_metadata`; right above the scan, the name of its file holds.
+        # Delta's streams have no `_metadata`; directly above the scan, the file name is correct.
         return rows.where(F.element_at(F.split(F.input_file_name(), "/"), -1).isin(names))
 
     def lag(
@@ -161,7 +161,7 @@ class DeltaStream(OpenedSource):
             return None
         lag = self._lag.measure(path, end)
         if self._current_id() != self._table_id:
-            # Without a batch, as long as it has no more versions than the old one had.
+            # No batch is planned while the new table has no more versions than the old one.
             lag["problem"] = (
                 "the table was dropped or created again while the flow ran: put the old one back, "
                 "or run a full refresh of the table of the flow"
@@ -173,7 +173,7 @@ class DeltaStream(OpenedSource):
         return {}
 
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
-        """See `OpenedSource.check_batch`: Delta's source compares the table at its start only."""
+        """See `OpenedSource.check_batch`: Delta compares the table only at the start."""
         if self._flow is not None and self._current_id() != self._table_id:
             raise self._replaced(self._flow)
 
@@ -220,7 +220,7 @@ class DeltaStream(OpenedSource):
                 "SOURCE_SCHEMA_CHANGED",
                 flow,
                 f"it reads a table whose columns changed: {self.path}",
-                # A column that was added during the update is read then.
+                # A retry reads a column that was added during the update.
                 retryable=not is_final,
                 hint="if a column was removed, renamed or has another type: "
                 f"--full-refresh {flow.target}{flow.sink_reset}",
@@ -288,7 +288,7 @@ class DeltaStream(OpenedSource):
         newest = int(snapshot.version())
         start = position.get("versions", {}).get(self.path)
         if at.kind is StartKind.EARLIEST and not self.has_any(OWN_BEGINNING):
-            # In the order in which its rows came, so that a watermark finds as few late.
+            # Rows are read in commit order, so that as few as possible are late for a watermark.
             whole = append_only_start(self._delta, self._location, newest, most=_LONGEST_LOG)
             if whole is not None:
                 position = {**position, "versions": {self.path: whole}}
@@ -303,7 +303,10 @@ class DeltaStream(OpenedSource):
 
     @property
     def on_replacement(self) -> str:
-        """`stops`, `skips` (the commit is passed over) or `changes` (deleted and inserted rows)."""
+        """What the stream does if rows are replaced.
+
+        `stops`, `skips` (the commit is skipped) or `changes` (deleted and inserted rows are read).
+        """
         if self.has_any(_FEEDS):
             return "changes"
         return "skips" if self.has_any(_SKIPS) else "stops"
@@ -345,7 +348,7 @@ class DeltaStream(OpenedSource):
         }
 
     def _read_by(self, done: Sequence[Checkpoint]) -> int:
-        """The version before which the checkpoints have read; a version read in part counts."""
+        """The version before which the checkpoints have read; a partly read version counts."""
         versions = [0]
         for offset in self._offsets(done):
             is_begun = offset.get("isStartingVersion") or int(offset.get("index", -1)) >= 0
@@ -353,7 +356,7 @@ class DeltaStream(OpenedSource):
         return max(versions)
 
     def _whole_version(self, done: Checkpoint) -> int:
-        """As `_read_by`, without what may be read in part only."""
+        """As `_read_by`, without versions that may be partly read."""
         versions = [
             0 if offset.get("isStartingVersion") else int(offset["reservoirVersion"])
             for offset in self._offsets([done])

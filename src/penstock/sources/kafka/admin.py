@@ -1,4 +1,4 @@
-"""The one admin client of Kafka, in Spark's JVM: topics, their ids, offsets and settings."""
+"""Kafka's admin client, in Spark's JVM: topics, their ids, offsets and settings."""
 
 import contextlib
 import json
@@ -20,12 +20,12 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True)
 class KafkaOptions:
-    """Options of a stream as Spark got them: with secrets, never shown."""
+    """Options of a stream as passed to Spark, including secrets; never shown."""
 
     options: Mapping[str, str] = field(repr=False)
 
     def get(self, name: str) -> str | None:
-        """An option in any spelling."""
+        """The value of an option (case-insensitive)."""
         return next((v for k, v in self.options.items() if k.lower() == name.lower()), None)
 
     @property
@@ -34,17 +34,17 @@ class KafkaOptions:
 
     @property
     def place(self) -> str:
-        """The same text for the same addresses in any order."""
+        """The addresses of the brokers as a string that does not depend on their order."""
         return ",".join(sorted({server.strip() for server in self.servers.split(",")}))
 
     @property
     def tolerates_loss(self) -> bool:
-        """Whether the query continues when rows are gone."""
+        """Whether the query continues if rows were lost."""
         return (self.get("failOnDataLoss") or "true").lower() == "false"
 
 
 class KafkaAdmin:
-    """An open client for the brokers of one stream; raises `Py4JError` if they do not answer."""
+    """An open client for the brokers of one stream; raises `Py4JError` if they do not respond."""
 
     def __init__(self, spark: SparkSession, options: KafkaOptions, client: Any) -> None:
         self._jvm: Any = spark._jvm
@@ -57,19 +57,19 @@ class KafkaAdmin:
             return [name.strip() for name in names.split(",") if name.strip()]
         if text := self._options.get("assign"):
             return list(json.loads(text))
-        # In the syntax of Java, and anywhere in the name, as in Spark's `SubscribePatternStrategy`.
+        # A Java pattern, found anywhere in the name, as in Spark's `SubscribePatternStrategy`.
         text = self._options.get("subscribePattern") or ""
         pattern = self._jvm.java.util.regex.Pattern.compile(text)
         names = self._client.listTopics().names().get()
         return [name for name in names if pattern.matcher(name).find()]
 
     def topic_ids(self) -> dict[str, str]:
-        """Kafka's ids of the topics that there are, by name."""
+        """Kafka's ids of the existing topics, by name."""
         names = self.topics()
         futures = self._client.describeTopics(names).topicNameValues()
         ids: dict[str, str] = {}
         for topic in names:
-            # A topic that does not exist yet must not hide the others.
+            # A topic that does not exist yet is left out; the others are still returned.
             with contextlib.suppress(Py4JError):
                 ids[topic] = str(futures.get(topic).get().topicId().toString())
         return ids
@@ -100,10 +100,10 @@ class KafkaAdmin:
         at: str | int,
         on_error: Callable[[Py4JError], None] | None = None,
     ) -> dict[TopicPartition, int]:
-        """One offset of each partition; one that fails goes to `on_error` and is left out.
+        """One offset of each partition; with `on_error`, partitions that fail are left out.
 
-        `at` is `earliest`, `latest` (of the next record), or milliseconds since 1970: the first
-        record that is not older, -1 where there is none.
+        `at` is `earliest`, `latest` (the offset of the next record), or milliseconds since 1970:
+        the offset of the first record that is not older, -1 if there is none.
         """
         specs = self._jvm.org.apache.kafka.clients.admin.OffsetSpec
         spec = specs.forTimestamp(at) if isinstance(at, int) else getattr(specs, at)()

@@ -1,6 +1,6 @@
 """Azure Event Hubs through its Kafka endpoint, with the options and columns of `eventhubs`.
 
-An event hub is a topic, its namespace a cluster that wants SASL PLAIN over TLS.
+An event hub is a topic; its namespace is a cluster that requires SASL PLAIN over TLS.
 """
 
 import json
@@ -66,7 +66,7 @@ def kafka_options(connection_string: str) -> dict[str, str]:
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
-    """Options of `eventhubs` as those of Spark's Kafka source; those with `kafka.` come first."""
+    """Options of `eventhubs` as those of Spark's Kafka source; `kafka.` options take precedence."""
     by_lower_name = {name.lower(): value for name, value in options.items()}
     if _STRING.lower() not in by_lower_name:
         raise _invalid_string(f"option `{_STRING}` is missing")
@@ -106,7 +106,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> dict[str, 
 def as_events(df: DataFrame) -> DataFrame:
     """Rows of Spark's Kafka source with the columns of the `eventhubs` format."""
     every = F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>"))
-    # Of headers with the same name, the last one counts: a map has each key once.
+    # The last of several headers with the same name is kept: a map has each key once.
     last = F.filter(
         every,
         lambda header, at: (
@@ -131,7 +131,7 @@ def as_events(df: DataFrame) -> DataFrame:
 
 
 def _position(name: str, text: str, prefix: str, made: Mapping[str, str]) -> dict[str, str]:
-    """`{"offset": "-1", "seqNo": -1, "enqueuedTime": null, "isInclusive": true}`."""
+    """Options for `{"offset": "-1", "seqNo": -1, "enqueuedTime": null, "isInclusive": true}`."""
     try:
         position: dict[str, Any] = json.loads(text)
         offset, sequence, at = (position.get(k) for k in ("offset", "seqNo", "enqueuedTime"))

@@ -1,9 +1,9 @@
-"""Kafka's side of the lag: first and last offsets, age of unread records, retention.
+"""The lag of a Kafka stream: first and last offsets, age of unread records, retention.
 
-Kafka deletes whole segments: one is due when its newest record is older than `retention.ms`, or
-when the partition is larger than `retention.bytes` without it. So a time by age is the earliest
-possible one. By size nothing is known in advance; what is measured is how fast the start of the
-partition has been moving lately.
+Kafka deletes whole segments: a segment is due when its newest record is older than `retention.ms`,
+or when the partition is larger than `retention.bytes` without it. So a time that is computed from
+the age is the earliest possible one. Deletion by size cannot be predicted: it is estimated from how
+fast the first offset of the partition has moved recently.
 """
 
 import contextlib
@@ -42,22 +42,22 @@ _CONSUMER = {
 }
 _SUBSCRIPTION = re.compile(r"KafkaV2\[(Subscribe|SubscribePattern|Assign)\[(.*)\]\]$")
 
-# Brokers that did not answer, and until when they are not asked again; one for all flows, so that
-# these do not wait for the same brokers one after the other.
+# Brokers that did not respond, and the time until which they get no request; shared by all flows,
+# so that these do not wait for the same brokers in turn.
 _silent: dict[str, float] = {}
 _WINDOW_SECONDS = 1800.0
 
 
 class LossRisk(StrEnum):
-    """What becomes of the unread rows of a partition; the worst last."""
+    """The risk that unread rows of a partition are lost, in ascending order."""
 
     NONE = "none"
-    """There are none, or nothing ever removes them."""
+    """There are no unread rows, or they are never removed."""
     UNKNOWN = "unknown"
     EXPECTED = "expected"
-    """In so many seconds, unless they are read before."""
+    """Some will be removed after `Risk.seconds`, unless they are read before."""
     HAPPENED = "happened"
-    """Some are gone."""
+    """Some were removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Retention:
     size: int
 
     def as_json(self) -> dict[str, Any]:
-        """For the event; what never happens is `None`."""
+        """The retention for the event; `None` means never."""
         return {
             "deletes": self.deletes,
             "seconds": None if self.milliseconds < 0 else self.milliseconds / 1000,
@@ -90,7 +90,7 @@ class StartRate:
 
     @property
     def offsets_per_second(self) -> float | None:
-        """`None` while it has not moved."""
+        """`None` if the offset has not moved."""
         (begin, first), (end, last) = self.seen[0], self.seen[-1]
         return (last - first) / (end - begin) if last > first and end > begin else None
 
@@ -99,8 +99,8 @@ class StartRate:
 class Risk:
     """What is known about the loss of a partition's unread rows.
 
-    `seconds` until the oldest may be removed, `None` if never or unknown, by `age` or `size`;
-    `lost_records` are offsets that are gone, `None` if unknown.
+    `seconds` is the time until the oldest may be removed, `None` if never or unknown; `by` is `age`
+    or `size`; `lost_records` is the number of removed offsets, `None` if unknown.
     """
 
     loss: LossRisk
@@ -143,10 +143,10 @@ def risk_of(
 
 
 class KafkaLag:
-    """Measures one stream from Kafka. One thread at a time.
+    """Measures the lag of one stream. Used by one thread at a time.
 
-    Costs two requests to the brokers, and one record of each partition whose oldest unread record
-    is another one than the last time; never more than a few seconds.
+    Each call requests the first and last offsets (and sometimes topic settings), and reads one
+    record of each partition whose oldest unread record has changed; it takes a few seconds at most.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class KafkaLag:
         self._oldest: dict[TopicPartition, tuple[int, int | None]] = {}
 
     def measure(self, offsets: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-        """What is known about the stream, from its first unread offsets; what is not is `None`."""
+        """The lag of the stream, from its next offsets; unknown values are `None`."""
         next_offsets = {
             (topic, int(number)): offset
             for topic, partitions in offsets.items()
@@ -184,17 +184,17 @@ class KafkaLag:
             try:
                 with admin_of(self._spark, self._options, _TIMEOUT_MS) as admin:
                     known = list(next_offsets)
-                    # A partition that is gone must not hide the others.
+                    # A deleted partition is left out; the others are still measured.
                     earliest = admin.offsets(known, "earliest", failed.append)
                     latest = admin.offsets(known, "latest", failed.append)
                     if latest:
                         retention = self._retentions(admin, sorted(offsets))
             except Py4JError as error:
                 failed.append(error)
-            # Another error than one of Java's: the JVM is going down.
+            # An error that is not a Java exception means that the JVM is shutting down.
             if not latest and failed and isinstance(failed[-1], Py4JJavaError):
                 problem = _problem(servers, failed[-1])
-            # Brokers that reject this flow may serve others; if they do not answer, none is served.
+            # Brokers that reject this flow may serve others; those that do not respond serve none.
             if problem == _no_answer(servers):
                 self._silent[servers] = time.monotonic() + _SILENT_SECONDS
         unread = {
@@ -302,7 +302,7 @@ class KafkaLag:
 
     @contextlib.contextmanager
     def _consumer(self) -> Iterator[Any]:
-        # As little as the brokers give: one batch of records at a time.
+        # The smallest fetch that brokers support: one batch of records.
         properties = client_properties(self._spark, self._options, _TIMEOUT_MS)
         for name, value in _CONSUMER.items():
             properties.put(name, value)
@@ -322,7 +322,7 @@ def _no_answer(servers: str) -> str:
 
 
 def _problem(servers: str, failed: Py4JJavaError) -> str:
-    """Why nothing is known of a topic; brokers that are gone are told from those that refuse."""
+    """Why the lag is unknown: the brokers do not respond, or they rejected the request."""
     error = failed.java_exception
     while (cause := error.getCause()) is not None:
         error = cause

@@ -1,4 +1,4 @@
-"""Offsets of Kafka: where a stream begins and ends, and which of them it has not got."""
+"""Kafka offsets: where a stream begins and ends, and which offsets were lost."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ def is_offset(offset: Mapping[str, Any]) -> bool:
 def options_at(
     options: Mapping[str, str], position: Position, topics: Callable[[str], Offsets]
 ) -> dict[str, str]:
-    """The options with the offsets where the stream begins; Spark wants one for each partition."""
+    """The options with the start offsets of the stream; Spark requires one for each partition."""
     offsets: Offsets = position.get("offsets", {})
     if not (offsets or position.get("from_the_start")):
         return dict(options)
@@ -53,7 +53,7 @@ def options_at(
     kept["startingOffsets"] = json.dumps(chosen)
     ends: Offsets = position.get("end_offsets", {})
     if ends and not any(key.lower() == "maxoffsetspertrigger" for key in kept):
-        # A batch shall not read far behind the end of the range.
+        # A batch must not read far beyond the end of the range.
         wanted = sum(
             max(0, end - offsets.get(topic, EMPTY).get(number, 0))
             for topic, number, end in each_offset(ends)
@@ -75,7 +75,7 @@ def before_end(rows: DataFrame, position: Position) -> DataFrame:
 
 
 def lost_offsets(starts: Offsets, ends: Offsets, first: Offsets) -> str:
-    """The records that a flow has read of Kafka and that lie before a start, in words."""
+    """The records that a flow has read and that are before its new start, in words."""
     gone = []
     for topic, number, end in sorted(each_offset(ends)):
         begin = first.get(topic, EMPTY).get(number, 0)
@@ -90,11 +90,11 @@ def lost_ranges(
     progress: Mapping[str, Any],
     earliest: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
 ) -> list[Loss]:
-    """What a source's report says about rows that are gone.
+    """The ranges that were removed before a batch read them, from a source's progress report.
 
     Fewer rows than offsets are normal (transactions, compaction), and retention may remove rows
     right after they were read. So a range is lost if rows are missing and the partition begins
-    behind the offset where reading was to begin.
+    after the offset at which the batch was to begin.
     """
     start, end = progress.get("startOffset"), progress.get("endOffset")
     if not (isinstance(start, dict) and isinstance(end, dict)):

@@ -1,8 +1,8 @@
-"""Option rules of Spark's Kafka source and sink: checked before Spark ever sees them.
+"""Checks of the options of Spark's Kafka source and sink, before Spark gets them.
 
-Spark ignores an option that it does not know, so a typo in `startingOffset` would silently read
-from the wrong offset, and some client options make a configuration run foreign code. Option names
-are compared without regard to case; values are never shown, because they may be secrets.
+Spark ignores unknown options, so the typo `startingOffset` would silently read from the wrong
+offset, and some client options make a configuration run foreign code. Option names are
+case-insensitive; values are never shown, because they may be secrets.
 """
 
 import json
@@ -23,8 +23,9 @@ _SOURCE_OPTIONS = (
     "minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
 )
 _SOURCE_DEFAULTS = {"failOnDataLoss": "true", "kafka.isolation.level": "read_committed"}
-# Brokers that do not respond: 3 x 30 s to look for offsets (by default 60 s), and how long a task
-# waits for a record (120 s). Neither fits a longer timeout of requests, which is 30 s by default.
+# For brokers that do not respond: 3 x 30 s to get offsets (default 60 s), and how long a task waits
+# for a record (default 120 s). Neither is set together with a request timeout (default 30 s), which
+# may be longer.
 _TIMEOUTS = {"kafka.default.api.timeout.ms": "30000", "kafkaConsumer.pollTimeoutMs": "60000"}
 _SINK_OPTIONS = ("topic", "includeHeaders", "rowIds", "checkpointLocation", "queryName")
 
@@ -68,7 +69,7 @@ _REFUSED_SINK = {
 }
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{0,249}")
-# As Spark reads it; without a unit it would be milliseconds.
+# As parsed by Spark; a number without a unit is in milliseconds.
 _DURATION = re.compile(r"\d+\s*(us|ms|s|m|min|h|d)?")
 _HANDLER_OPTION = re.compile(r"(.*\.)?sasl\.(login|client|server)?[a-z.]*class")
 _KNOWN_HANDLERS = frozenset(
@@ -91,10 +92,10 @@ _KNOWN_LOGIN_MODULES = frozenset(
 )
 SERVERS = "kafka.bootstrap.servers"
 _MAX_BLOCK = "kafka.max.block.ms"
-# Of brokers in `paths` of the settings.
+# The scheme of brokers in the setting `paths`.
 _SCHEME = "kafka://"
 
-# The packages in which Databricks has Kafka's client and the client of MSK.
+# The prefixes of Databricks' shaded packages of Kafka's client and of the MSK client.
 _SHADED = re.compile(r"(?<![\w.])(?:kafkashaded|shadedmskiam)\.")
 _LOGIN_MODULE = re.compile(r"(?:^|;)\s*([\w.$]+)(?=\s)")
 # What Kafka's own tokenizer skips (comments) or takes as a whole (quoted text, up to a line's end).
@@ -107,10 +108,10 @@ _JAAS_TOKEN = re.compile(
 
 
 def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True) -> dict[str, str]:
-    """Check the options of a Kafka source and fill up Penstock's defaults.
+    """Check the options of a Kafka source and add Penstock's defaults.
 
-    The user's own values win. Options without a `kafka.` prefix that resemble no known one pass
-    unchanged.
+    Values of the user take precedence. Options without a `kafka.` prefix that are not similar to a
+    known option are passed unchanged.
     """
     by_name = _by_lower_name(options)
     _refuse_unknown(options, (*_SUBSCRIPTIONS, *_SOURCE_OPTIONS.split()))
@@ -149,7 +150,7 @@ def prepare_source_options(options: Mapping[str, str], *, streaming: bool = True
 
 
 def at_mapped_servers(options: Mapping[str, str], map_path: Callable[[str], str]) -> dict[str, str]:
-    """The options with other brokers where the settings map them, without their credentials."""
+    """The options with the brokers that the settings map theirs to, without authentication."""
     name = next((name for name in options if name.lower() == SERVERS), None)
     if name is None:
         return dict(options)
@@ -179,12 +180,12 @@ def prepare_sink_options(options: Mapping[str, str]) -> dict[str, str]:
             "option `kafka.acks` cannot be 0: messages that brokers refuse would be lost silently",
             hint="remove it; by default, all replicas in sync confirm each message",
         )
-    # Kafka's own minute, for each attempt, is how long a missing topic would stay unnoticed.
+    # With Kafka's default of one minute per attempt, a missing topic would be noticed late.
     return {_MAX_BLOCK: "20000", **_made_safe(options)}
 
 
 def refuse_misspelt(options: Mapping[str, str], jvm: Any) -> None:
-    """Refuse a `kafka.` option with almost the name of another one: Kafka would ignore it."""
+    """Refuse an unknown `kafka.` option that is similar to a known one: Kafka would ignore it."""
     clients = jvm.org.apache.kafka.clients
     known = (
         clients.consumer.ConsumerConfig.configNames(),
@@ -274,7 +275,7 @@ def _made_safe(options: Mapping[str, str]) -> dict[str, str]:
 def _read_jaas(text: str) -> tuple[str, list[str]]:
     """The text without shaded prefixes, and the login modules that it names.
 
-    Comments are dropped; what is quoted (a password, say) is neither changed nor looked into.
+    Comments are dropped; quoted strings, such as a password, are neither changed nor searched.
     """
     kept: list[str] = []
     outline: list[str] = []
@@ -343,7 +344,7 @@ def _are_partitions(numbers: Any) -> bool:
 
 
 def _check_ends(name: str, topics: Mapping[str, Any], *, streaming: bool) -> None:
-    """A batch cannot begin at what is latest, and cannot end at what is earliest."""
+    """Refuse a batch read that begins at the latest offset or ends at the earliest."""
     if name == "startingOffsets":
         refused, meaning = (() if streaming else (-1,)), "latest"
     else:

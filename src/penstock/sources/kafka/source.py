@@ -1,8 +1,8 @@
-"""Kafka and Event Hubs as sources: what Spark reads, and what it does not watch over.
+"""Kafka and Event Hubs as sources: Spark's connector, with checks that it does not make.
 
-Spark knows offsets only. A topic that was deleted and created again starts at 0: as long as it is
-shorter than before, Spark fails; once it is longer, rows are skipped silently. And with
-`failOnDataLoss=false` rows that retention removed leave nothing but a line in Spark's log.
+Spark compares only offsets. A topic that was deleted and created again starts at offset 0: as long
+as it is shorter than before, Spark fails; once it is longer, rows are skipped silently. And with
+`failOnDataLoss=false`, Spark only logs that retention removed unread rows.
 """
 
 import contextlib
@@ -57,19 +57,19 @@ from penstock.sources.kafka.options import (
     refuse_misspelt,
 )
 
-# Spark's source would leave the rest of what is there, if it is less, to the next update.
+# With this option, Spark's source would leave fewer offsets than that to the next update.
 _LEAST_PER_BATCH = "minoffsetspertrigger"
-# Of each topic of a cluster before Kafka 2.8; an upgrade assigns ids.
+# The id of each topic of a cluster before Kafka 2.8; an upgrade assigns ids.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _COMPARE_SECONDS = 30.0
-# Kafka's words about a topic of `subscribe`, and Spark's where no topic has a name of the pattern.
+# Kafka's error for a missing topic of `subscribe`, and Spark's if no topic matches the pattern.
 _NO_TOPIC = re.compile(r"This server does not host this topic-partition|Assigned: Set\(\)")
-# Kafka's words about brokers that do not respond, and Spark's in a task.
+# Kafka's errors for brokers that do not respond, and Spark's in a task.
 _NO_ANSWER = re.compile(
     r"Timed out waiting for a node assignment|Timeout of \d+ms expired before the position"
     r"|Cannot fetch record for offset \d+ in \d+ milliseconds"
 )
-# Spark's words about starts that do not fit the topic.
+# Spark's errors for start offsets that do not match the topic.
 _NO_RECORD_SINCE = re.compile(r"request of topic-partition (\S+) and timestamp (\d+)")
 _OTHER_PARTITIONS = re.compile(r"Specified: (?:\w+\()?(.*?)\)? Assigned: (?:\w+\()?([^)\n]*)")
 _OTHER_OFFSET = re.compile(r"Partition (\S+) offset was changed from (\d+) to (\d+)")
@@ -153,15 +153,16 @@ class KafkaStream(OpenedSource):
         return bool(same) and not self._omits({topic: {"-1": 0}})
 
     def prepare_start(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> None:
-        """See `OpenedSource.prepare_start`: refuse to leave out what the checkpoint has read.
+        """See `OpenedSource.prepare_start`: refuse to drop what the checkpoint has read.
 
-        Spark would plan a batch without it. After that, adding it again reads it from its start.
+        Spark would plan a batch without the topic or partition. If it were added again later, it
+        would be read from its start.
         """
         files = StorageFiles(self._spark)
         planned = batches(files, checkpoint, "offsets")[-1:]
         text = files.read(f"{checkpoint}/offsets/{planned[0]}") if planned else None
         if text is not None and text.startswith("v1\n\n"):
-            # Of continuous processing. Spark plans no micro-batch after offsets without settings.
+            # From continuous processing. Spark plans no micro-batch after offsets without settings.
             head = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
             text = text.replace("\n\n", f"\n{head}\n", 1)
             files.write(f"{checkpoint}/offsets/{planned[0]}", text)
@@ -196,7 +197,7 @@ class KafkaStream(OpenedSource):
         )
 
     def _omits(self, read: Offsets) -> list[tuple[str, str]]:
-        """The partitions, of those that were read, that the options exclude."""
+        """The partitions in `read` that the options exclude."""
         options, pattern = self._options, self._options.get("subscribePattern")
         assigned = json.loads(options.get("assign") or "{}")
         names = [name.strip() for name in (options.get("subscribe") or "").split(",")]
@@ -226,7 +227,7 @@ class KafkaStream(OpenedSource):
         return ids
 
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
-        """See `OpenedSource.check_batch`: now and then, whether a topic was created again."""
+        """See `OpenedSource.check_batch`: periodically compare the ids of topics."""
         if time.monotonic() - self._compared >= _COMPARE_SECONDS:
             self._checked_ids()
 
@@ -254,22 +255,22 @@ class KafkaStream(OpenedSource):
             return {}
         new = end.keys() - self._ids.keys()
         ids = self._topic_ids() if new else {}
-        # Without an answer, a topic is compared from the next start on.
+        # If the brokers do not respond, a topic is compared from the next start on.
         self._ids = {topic: self._ids.get(topic) or ids.get(topic, _NO_ID) for topic in end}
         return {topic: ids[topic] for topic in new & ids.keys()}
 
     def _topic_ids(self) -> dict[str, str]:
-        """Ids by name.
+        """The ids of topics, by name.
 
-        A cluster that does not answer, or does not let the user describe topics, is no error here:
-        Spark will report what is wrong, or there is nothing to compare.
+        A cluster that does not respond, or does not allow the user to describe topics, is no error
+        here: Spark reports the failure, or there is nothing to compare.
         """
         with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
             return admin.topic_ids()
         return {}
 
     def _absent(self) -> Sequence[str]:
-        """Spark reads nothing of a partition that does not exist, and says nothing."""
+        """The partitions of `assign` that do not exist, which Spark ignores silently."""
         if self._options.get("assign") is not None:
             with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
                 return admin.absent()
@@ -324,7 +325,7 @@ class KafkaStream(OpenedSource):
 
     def _earliest(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
-            # A topic that is gone must not hide the others.
+            # A deleted topic is left out; the others are still compared.
             return admin.offsets(partitions, "earliest", lambda _: None)
         return {}
 
