@@ -28,7 +28,7 @@ _LONGEST_WAIT = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One record as Kinesis has it."""
+    """One record as Kinesis returns it."""
 
     key: str
     data: bytes
@@ -42,7 +42,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Records behind an iterator, none of them although more may follow; times in milliseconds.
+    """Records from an iterator; may be empty although more follow. Times are in milliseconds.
 
     `next` is `None` at the end of a closed shard; `now` is the server's clock.
     """
@@ -54,7 +54,7 @@ class Page:
 
     @property
     def at_end(self) -> bool:
-        """Whether the shard had no more; records of one millisecond may be in several pages."""
+        """Whether there were no more records; those of one millisecond may be in several pages."""
         return not self.records and self.behind_millis == 0
 
 
@@ -63,11 +63,11 @@ class IteratorExpired(Exception):
 
 
 class NotInShard(Exception):
-    """A sequence number that Kinesis does not find: what it stood for was removed."""
+    """Kinesis does not find a sequence number: its record was removed."""
 
 
 class KinesisClient:
-    """One connection pool; used by several threads, for `connections` requests at once."""
+    """One connection pool; used by several threads, for `connections` concurrent requests."""
 
     def __init__(self, options: KinesisOptions, *, connections: int = 10) -> None:
         aws.require_botocore("the Kinesis source")
@@ -97,7 +97,7 @@ class KinesisClient:
             ) from None
 
     def shards(self, stream: str) -> tuple[list[Shard], int]:
-        """All shards of a stream that still have records, and the server's clock."""
+        """All shards of a stream that still have records, and the server's time."""
         shards: list[Shard] = []
         wanted: dict[str, Any] = {"StreamName": stream}
         while True:
@@ -116,14 +116,14 @@ class KinesisClient:
             wanted = {"NextToken": answer["NextToken"]}
 
     def latest(self, stream: str, shard: str) -> str:
-        """An iterator behind the last record."""
+        """An iterator after the last record."""
         return self._iterator(stream, shard, "LATEST")
 
     def iterator(self, stream: str, shard: str, position: Position) -> str:
-        """An iterator at the last record that was read; at the first one if none was.
+        """An iterator at the last record that was read, else at `since` or the oldest record.
 
         Raises:
-            NotInShard: Kinesis no longer knows the record.
+            NotInShard: Kinesis no longer has the record.
         """
         if position.after is not None:
             number = position.after
@@ -147,7 +147,7 @@ class KinesisClient:
         return str(answer["ShardIterator"])
 
     def page(self, iterator: str, limit: int) -> Page:
-        """The records behind an iterator; raises `IteratorExpired` if a new one is needed."""
+        """The next records of an iterator; raises `IteratorExpired` if a new one is needed."""
         answer = self._call("get_records", "records", ShardIterator=iterator, Limit=limit)
         return Page(
             records=tuple(
@@ -195,7 +195,7 @@ class KinesisClient:
             self._pause.wait(wait)
 
     def _translate(self, error: Any, what: str, *, by_number: bool) -> str:
-        """The reason of an error after which the request is made again; raises for others."""
+        """The reason of an error after which the request is retried; raises other errors."""
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -221,7 +221,7 @@ def _refused(what: str, reason: str) -> ConnectorError:
 
 
 def _server_time(answer: Mapping[str, Any]) -> int:
-    """The clock that stamps records, as far as it is known; to the second."""
+    """The server's time (ms), precise to the second; the local time if it is unknown."""
     text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return int(parsedate_to_datetime(text).timestamp() * 1000)

@@ -1,8 +1,8 @@
-"""What Spark calls: the data source, its stream reader and its batch reader.
+"""The data source that Spark calls, with its stream reader and its batch reader.
 
-These classes run in Python processes that Spark starts beside the driver and on executors, which
-import this module. The options come with the class (`kinesis_source`), not as Spark's options:
-those are part of plans, and these have credentials in them.
+These classes run in Python processes that Spark starts on the driver and on executors, and that
+import this module. The options are passed with the class (`kinesis_source`), not as Spark's
+options: those are part of query plans, and these contain credentials.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,12 +29,12 @@ COLUMNS = (
     "partitionKey STRING, data BINARY, stream STRING, shardId STRING, sequenceNumber STRING, "
     "approximateArrivalTimestamp TIMESTAMP"
 )
-# A task with more is slow to send, and on a cluster has a limit of 128 MB.
+# Larger tasks are slow to send, and on a cluster are limited to 128 MB.
 _TASK_BYTES = 8 << 20
 
 
 def kinesis_source(options: KinesisOptions) -> type[DataSource]:
-    """A class of data source for one read; it is pickled with its options, not by its name."""
+    """A data source class for one read; it is pickled with its options, not by its name."""
 
     class Kinesis(KinesisDataSource):
         settings = options
@@ -64,13 +64,13 @@ class KinesisDataSource(DataSource):
 
 @dataclass
 class StreamTask(InputPartition):
-    """What a task of a micro-batch reads: ranges with their rows; `None` = to be read again."""
+    """What a task of a micro-batch reads: ranges with rows; `None` means to read them again."""
 
     slices: list[tuple[ShardRange, list[Row] | None]]
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches beside the driver, reads them in tasks; is pickled before it connects."""
+    """Plans micro-batches on the driver, reads them in tasks; is pickled before it connects."""
 
     def __init__(self, options: KinesisOptions) -> None:
         self._options = options
@@ -86,13 +86,13 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._prober.end_with_what_is_there()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Read on. A micro-batch is limited by time and size, whatever the limit: see `probing`."""
+        """Read the next records, limited by time and size instead of `limit`; see `probing`."""
         before = Offset.from_json(start)
         after = self._prober.advance(before)
         return start if after == before else after.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far behind each shard's last read was: Kinesis tells time, no count of records."""
+        """How far each shard's last read was behind, as a time: Kinesis returns no record count."""
         behind = self._prober.behind_millis
         if not behind:
             return None
@@ -136,7 +136,7 @@ class BatchTask(InputPartition):
 
 
 class KinesisBatchReader(DataSourceReader):
-    """Everything that is there when the batch is planned."""
+    """Reads all records that exist when the batch is planned."""
 
     def __init__(self, options: KinesisOptions) -> None:
         self._options = options

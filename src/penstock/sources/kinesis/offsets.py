@@ -1,8 +1,8 @@
-"""What a checkpoint says about shards: how far each was read, and what the last batch had of it.
+"""Offsets in a checkpoint: how far each shard was read, and which records the last batch had.
 
 Kinesis has no end offsets. A micro-batch ends at the last record that the driver saw, and its
-offset names the first and the last record of each shard and how many rows there were: so a batch
-that is read again gives the same rows, or shows exactly how many are gone.
+offset has the first and the last record of each shard and the number of rows: so a batch that is
+read again returns the same rows, or shows exactly how many are missing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,12 +28,13 @@ class Position:
 
     Attributes:
         after: Sequence number of the last record that was read.
-        since: Where nothing was read yet: records from this time on; `None` = from the oldest one.
-        first: Of the batch that ended at `after`, which had so many `rows` of the shard.
+        since: If nothing was read yet, the time of the first record; `None` means the oldest one.
+        first: Sequence number of the first record of the batch that ended at `after`.
+        rows: Number of rows of the shard in this batch.
         closed: Whether the shard has ended and was read to its end.
-        seen: Time until which everything that had arrived was read.
-        lost: Set by a batch before which records were removed unread: the number after which they
-            would have been; `?` if nothing was read before.
+        seen: Time up to which all records that had arrived were read.
+        lost: Set if records before a batch were removed unread: the sequence number after which
+            they were missing; `?` if nothing was read before.
     """
 
     after: str | None = None
@@ -45,7 +46,7 @@ class Position:
     lost: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Only what is set, so that checkpoints of many shards stay small."""
+        """The fields that are set, so that checkpoints of many shards stay small."""
         empty = Position()
         return {name: value for name, value in vars(self).items() if value != getattr(empty, name)}
 
@@ -83,7 +84,7 @@ class Offset:
 
 
 def is_offset(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether an offset of a progress report is one of ours."""
+    """Whether an offset of a progress report is that of a Kinesis source."""
     return isinstance(value, Mapping) and _ROOT in value and set(value) <= {_ROOT, _TOLERANT}
 
 
@@ -106,7 +107,7 @@ class ShardRange:
 
 
 def ranges(start: Offset, end: Offset) -> list[ShardRange]:
-    """What the micro-batch between two successive offsets has, ordered by stream and shard."""
+    """The ranges of the micro-batch between two successive offsets, by stream and shard."""
     ranges = []
     for stream, shards in sorted(end.streams.items()):
         for shard, position in sorted(shards.items()):
@@ -124,8 +125,8 @@ class Reconciled:
 
     Attributes:
         ready: Shards to read from: not at their end, and no parent has unread records.
-        gone: Shards that were not read to their end and are no more.
-        recreated: A shard whose numbers begin behind what was read: the stream is another one.
+        gone: Shards that were not read to their end and no longer exist.
+        recreated: A shard whose sequence numbers begin after what was read: it is another stream.
     """
 
     positions: Mapping[str, Position]
@@ -135,11 +136,11 @@ class Reconciled:
 
 
 def reconcile(known: Mapping[str, Position], shards: Iterable[Shard], now: int) -> Reconciled:
-    """Take up new shards, forget old ones, and let parents come before their children.
+    """Add new shards, remove old ones, and order parents before their children.
 
-    A shard that appears while a stream is read has only records that are not read yet: it begins at
-    its oldest one. It is read when a *checkpointed* batch has read its parents to their ends, so
-    that records of a key come in order, batch by batch. Closed shards are listed too.
+    A shard that appears while a stream is read has only unread records: it is read from its oldest
+    record, after a *checkpointed* batch has read its parents to their ends, so that the records of
+    a key are in order, batch by batch. Closed shards are listed, too.
     """
     listed = {shard.id: shard for shard in shards}
     for name, shard in listed.items():

@@ -1,4 +1,4 @@
-"""Options of the Kinesis source, as of Databricks' connector, checked before anything is read."""
+"""Options of the Kinesis source, as in Databricks' connector, checked before any read."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _NAMES = (
     "maxRecordsPerFetch maxFetchRate minFetchPeriod maxFetchDuration fetchBufferSize "
     "shardsPerTask shardFetchInterval retryTimeout"
 )
-# Of Databricks' connector: how it keeps what it fetched ahead. Nothing is fetched ahead here.
+# Options of Databricks' connector for prefetched records. This source does not prefetch.
 _WITHOUT_EFFECT = (
     "coalescethresholdblocksize coalesce coalescebinsize reusekinesisclient maxshardsperdescribe "
     "avoidemptypartitions"
@@ -41,7 +41,7 @@ _REFUSED = {
 }
 _KNOWN = {name.lower(): name for name in _NAMES.split()}
 _MAX_BUFFER = 1 << 30
-# What Java's date patterns and Python's have in common; longest first.
+# Java's date patterns that have an equivalent in Python.
 _PATTERN = {
     "yyyy": "%Y", "uuuu": "%Y", "MMM": "%b", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M",
     "ss": "%S", "SSSSSS": "%f", "SSS": "%f", "XXX": "%z", "XX": "%z", "ZZZZZ": "%z", "ZZZ": "%Z",
@@ -56,7 +56,7 @@ _ZONES = {
 
 @dataclass(frozen=True, kw_only=True)
 class InitialPosition:
-    """Where a stream without checkpoint begins: `latest`, `trim_horizon` or `at_timestamp`."""
+    """Where a stream without a checkpoint begins: `latest`, `trim_horizon` or `at_timestamp`."""
 
     kind: str
     millis: int = 0
@@ -70,8 +70,8 @@ class KinesisOptions(AwsAccess):
         fetch_rate: Bytes per second and shard.
         fetch_period_seconds: Shortest time between two requests for a shard.
         fetch_seconds: How long to collect one micro-batch.
-        buffer_bytes: Size from which on a micro-batch is not added to.
-        retry_seconds: How long a request that is throttled or not answered is tried again.
+        buffer_bytes: Size at which no more records are added to a micro-batch.
+        retry_seconds: How long a throttled or unanswered request is retried.
     """
 
     streams: tuple[str, ...]
@@ -89,7 +89,7 @@ class KinesisOptions(AwsAccess):
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool = True) -> KinesisOptions:
-    """Check the options of a Kinesis source, fill up the defaults, and remember keys and tokens."""
+    """Check the options of a Kinesis source, add defaults, and remember keys and tokens."""
     access = access_options({name.lower(): value.strip() for name, value in options.items()})
     by_lower_name: dict[str, str] = {}
     for name, value in options.items():
@@ -181,7 +181,7 @@ def _duration(name: str, options: Mapping[str, str], default: float) -> float:
     value = options.get(name.lower())
     if value is None:
         return default
-    # Without a unit, it is seconds.
+    # A number without a unit is in seconds.
     seconds = parse_seconds(value if value[-1:].isalpha() else f"{value} s")
     if seconds is None:
         _invalid(name, "must be a duration such as `400ms`, `10s` or `2m`")
@@ -205,7 +205,7 @@ def _size(value: str) -> int:
         size = 0
     if size == 0:
         _invalid("fetchBufferSize", "must be a size such as `32mb`")
-    # The driver holds a micro-batch; Databricks' 20gb would not fit.
+    # The driver keeps a micro-batch in memory; Databricks' default, 20gb, would not fit.
     return min(size, _MAX_BUFFER)
 
 
@@ -253,7 +253,7 @@ def _with_pattern(value: str, pattern: str) -> datetime:
         lambda m: m[1].replace("%", "%%") if m[1] is not None else _PATTERN[m[0]], pattern
     )
     if wanted.endswith("%Z"):
-        # Python reads no names of zones but its own.
+        # Python parses only UTC, GMT and the names of the local time zone.
         value, _, name = value.rpartition(" ")
         wanted = wanted[: -len("%Z")].rstrip()
         hours = _ZONES.get(name.upper())

@@ -1,6 +1,6 @@
 """The driver reads the shards to decide where a micro-batch ends.
 
-Only a reader sees where a shard ends, and each shard may be read only five times per
+The end of a shard is found only by reading it, and each shard may be read only five times per
 second. So the driver reads the records of a batch once and passes them to the tasks; only a batch
 that another process planned is read again, record for record, by its offsets.
 """
@@ -24,7 +24,7 @@ from penstock.sources.kinesis.reading import (
     until,
 )
 
-# How often a shard without records is noted as read, or its offset would look old.
+# How often the offset of a shard without records is updated, so that it does not look old.
 _SEEN_MILLIS = 3600 * 1000
 _MAX_THREADS = 16
 
@@ -88,12 +88,12 @@ class Prober:
         """Read nothing that arrives later, so that `advance` ends; returns the time (ms)."""
         for stream in self._options.streams:
             self._list(stream, fresh=True)
-        # Its clock shows seconds.
+        # The server's time is in whole seconds.
         self._until = self._now + 999
         return self._until
 
     def advance(self, start: Offset) -> Offset:
-        """Read on, and return how far; `start` itself if there is nothing new."""
+        """Read the next records and return the new offset; equal to `start` if nothing changed."""
         self._wait_for_turn()
         end = replace(start, tolerant=not self._options.fails_on_loss)
         ready: list[Place] = []
@@ -134,7 +134,7 @@ class Prober:
         return end
 
     def rows(self, end: Offset, part: ShardRange) -> list[Row] | None:
-        """What was read for a micro-batch; `None` if that was in another process."""
+        """The rows that were read for a micro-batch; `None` if another process read them."""
         for offset, rows in self._batches:
             if offset == end:
                 return rows.get(part)
@@ -153,7 +153,7 @@ class Prober:
         return shards
 
     def _wait_for_turn(self) -> None:
-        """Spark asks every 10 ms while there is nothing; a shard allows five reads per second."""
+        """Limit requests: Spark polls every 10 ms, but a shard allows five reads per second."""
         self._wait_until(self._last_fetch + self._options.fetch_period_seconds)
         self._last_fetch = time.monotonic()
 

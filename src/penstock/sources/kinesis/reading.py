@@ -23,7 +23,7 @@ def unpack(partition_key: str, data: bytes) -> list[tuple[str, bytes]]:
     """Partition key and data of each row of a record; one that is not packed stays as it is.
 
     A record that the Kinesis Producer Library packed begins with four magic bytes and ends with the
-    MD5 of what lies between: a protobuf message with a table of partition keys (field 1) and the
+    MD5 digest of a protobuf message in between, with a table of partition keys (field 1) and the
     records (field 3), each with the index of its key (field 1) and its data (field 3).
     """
     if not data.startswith(_MAGIC) or len(data) < len(_MAGIC) + _DIGEST:
@@ -86,11 +86,11 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 class ShardReading:
-    """Pages of a shard behind a position; finds out whether Kinesis still knows the position.
+    """Pages of a shard after a position; detects whether Kinesis still has the position.
 
     Attributes:
-        removed: Whether the last record that was read is no longer there, and maybe more.
-        skips_position: Whether pages begin after the record at which the position is.
+        removed: Whether the last record that was read, and possibly later ones, were removed.
+        skips_position: Whether pages begin after the record at the position.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ShardReading:
             is_at_end = page.next is None or page.at_end
 
     def _from_the_oldest(self, page: Page) -> Page:
-        """Look at the oldest records: an expired iterator gives nothing for ever, as in a gap."""
+        """Read the oldest records: at an expired position, pages stay empty, as in a gap."""
         self._has_looked = True
         after = self._position.after
         if after is None:
@@ -166,7 +166,7 @@ class ShardReading:
         if self.iterator is not None:
             return self.iterator
         try:
-            # At the last record, not after it: only so is it seen whether it is still there.
+            # At the last record, not after it, to detect whether it still exists.
             iterator = self._client.iterator(self._stream, self._shard, self._position)
             self._expected = self._position.after
         except NotInShard:
@@ -179,7 +179,7 @@ class ShardReading:
 
 
 def until(records: tuple[Record, ...], millis: int) -> tuple[Record, ...]:
-    """The records that came before the first one that is later than a time."""
+    """The records before the first one that arrived after a time."""
     for index, record in enumerate(records):
         if record.arrival_millis > millis:
             return records[:index]
@@ -195,9 +195,9 @@ def rows_of(stream: str, shard: str, record: Record) -> list[Row]:
 
 
 def read_range(client: KinesisClient, options: KinesisOptions, part: ShardRange) -> Iterator[Row]:
-    """The rows of a planned range, as they were then; `SOURCE_ROWS_LOST` if some are gone."""
+    """The same rows of a range as when it was planned; `SOURCE_ROWS_LOST` if some are missing."""
     last = int(part.last)
-    # At the first one: a range says nothing about what is before it.
+    # At the first record itself: a range does not have the number of the record before it.
     reading = ShardReading(
         client, part.stream, part.shard, Position(after=part.first), options.records_per_fetch
     )
@@ -236,7 +236,7 @@ def read_now(
 
 
 def rows_lost(stream: str, shard: str, why: str) -> ConnectorError:
-    """The error about rows that can no longer be read."""
+    """The error for rows that can no longer be read."""
     return ConnectorError(
         "SOURCE_ROWS_LOST",
         f"rows of shard {shard} of stream {stream!r} may have been removed before they were "

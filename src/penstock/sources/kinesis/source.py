@@ -40,7 +40,7 @@ from penstock.sources.kinesis.options import (
 
 _TIME = "approximateArrivalTimestamp"
 _STREAMS = "Kinesis streams"
-# The data source fails in Spark's Python processes: only the text of an error comes back.
+# The data source fails in Spark's Python processes, which return only the text of an error.
 _FAILURE = re.compile(
     r"\[(KINESIS_[A-Z_]+|STREAM_RECREATED|SOURCE_ROWS_LOST|MISSING_EXTRA)\] ([^\n]+)"
     r"(?:\n +hint: ([^\n]+))?"
@@ -93,10 +93,10 @@ class KinesisStream(OpenedSource):
         return {"kind": "kinesis", "shards": source_view(progress)["shards"]}
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
-        """What the micro-batch of a source's report was to read, and could not."""
+        """Rows that the micro-batch of a progress report was to read, but could not."""
         start, end = progress.get("startOffset"), progress.get("endOffset")
         after = Offset.from_json(end) if is_offset(end) else Offset()
-        # Another source of the query may be one of Kinesis too.
+        # Another source of the query may also be a Kinesis source.
         if not set(self._streams) <= after.streams.keys():
             return []
         before = Offset.from_json(start) if is_offset(start) else Offset()
