@@ -1,1 +1,1 @@
-"""Auto Loader: streams of files with an inferred schema that grows, and nothing lost."""
+"""Auto Loader: streams of files with an inferred schema that evolves without loss of data."""

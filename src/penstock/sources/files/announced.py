@@ -1,9 +1,9 @@
-"""Files that were announced to a source, as the log of files that Spark's file source reads.
+"""Files that were announced to a source, as a log of files that Spark's file source reads.
 
-A folder with `_spark_metadata` is not listed: the files in it are those of this log, wherever they
-are. Each entry of the log here has all files that are still to be read. An entry is created only
-if none has its number, so whoever adds files at the same time adds them to what the other has
-added. Spark remembers what it has read in its own log, by path, as if the files had been listed.
+Spark does not list a folder with `_spark_metadata`: its files are those in that log, wherever they
+are. Each entry of the log here has all files that are still to be read. An entry is created only if
+no entry has its number, so that concurrent writers add files to each other's entries. Spark stores
+what it has read in its own log, by path, as if the files had been listed.
 """
 
 import json
@@ -36,28 +36,28 @@ class AnnouncedFiles:
         new: Mapping[str, tuple[int, int]],
         is_read: Callable[[str], bool] = lambda path: False,
     ) -> int:
-        """Add files, by their URIs, with size and time; returns how many there are then.
+        """Add files, by their URIs, with size and time; returns the number of files in the log.
 
-        Files of which `is_read` is true are in the logs of Spark, and are not kept.
+        Files for which `is_read` is true are in Spark's own logs and are removed.
         """
         while True:
             numbers = self._numbers()
             last = numbers[-1] if numbers else -1
             text = self._log.read(f"{last}{_SUFFIX}") if numbers else ""
             if text is None:
-                continue  # removed by another writer, after a newer one
+                continue  # removed by another writer, which wrote a newer one
             entries = [json.loads(line) for line in lines_of(text)[1:]]
             known = {e["path"]: (e["size"], e["modificationTime"]) for e in entries}
-            # An event may come after that of a later version.
+            # An event may arrive after that of a later version.
             newer = {p: e for p, e in new.items() if p not in known or e[1] > known[p][1]}
             wanted = {p: e for p, e in (known | newer).items() if not is_read(p)}
             if wanted == known and numbers:
                 return len(known)
             content = "\n".join([_VERSION, *(_line(p, *e) for p, e in wanted.items())])
-            # Another writer may have created and removed this entry before: only a later look at
-            # the newest entry shows that it has the files.
+            # Another writer may have created and removed an entry with this number before: only
+            # reading the newest entry again shows that it has the files.
             if self._log.write(f"{last + 1}{_SUFFIX}", content, replace=False):
-                # Spark derives the distance of entries from the last two.
+                # Spark derives the compact interval from the last two entries.
                 for number in numbers[:-2]:
                     self._log.delete(f"{number}{_SUFFIX}")
 

@@ -1,8 +1,8 @@
 """The log of Spark's file source: the files of a micro-batch, and those to be read again.
 
-Spark remembers each path that it has read in the source's log, and reads none twice. For a stream
-that allows files to be overwritten, the entries of changed files get a fragment, which no path of
-a file can have. Entries of a batch that was not committed stay as they are: it may be replayed.
+Spark stores each path that it has read in the source's log, and reads no path again. For a stream
+that allows files to be overwritten, the entries of changed files get a URI fragment, which no path
+of a file has. Entries of a batch that was not committed are not changed: it may be replayed.
 """
 
 import json
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"(\d+)(\.compact)?")
 def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> dict[str, int]:
     """The files of a planned micro-batch, of all file sources of the query.
 
-    From each URI to the time of the file's last change, in milliseconds since 1970.
+    Maps each URI to the file's modification time, in milliseconds since 1970.
     """
     ends = last_entries(files, checkpoint, batch_id)
     starts = last_entries(files, checkpoint, batch_id - 1) if batch_id > 0 else []
@@ -40,10 +40,10 @@ def batch_files(files: StorageFiles, checkpoint: str, batch_id: int) -> dict[str
 
 
 def last_entries(files: StorageFiles, checkpoint: str, batch_id: int) -> list[int | None]:
-    """The last log entry of each source up to a batch, in their order; `None` for other kinds."""
+    """The last log entry of each source up to a batch, in order; `None` for other sources."""
     text = files.read(f"{checkpoint}/offsets/{batch_id}") or ""
     counts: list[int | None] = []
-    # Two lines of its own, then one for each source.
+    # Two header lines, then one line for each source.
     for line in lines_of(text)[2:]:
         try:
             offset = json.loads(line)
@@ -59,7 +59,7 @@ def _logged(files: StorageFiles, log: str, number: int) -> dict[str, int]:
         text = files.read(f"{log}/{name}")
         if text is None:
             continue
-        # A compacted entry repeats all before it.
+        # A compacted entry includes all earlier entries.
         return {path: changed for path, changed, batch in logged_files(text) if batch == number}
     return {}
 
@@ -67,7 +67,7 @@ def _logged(files: StorageFiles, log: str, number: int) -> dict[str, int]:
 def logged_files(text: str) -> Iterator[tuple[str, int, int]]:
     """Path (a URI), time of the last change, and log entry of each file in the text of a log."""
     for line in lines_of(text)[1:]:
-        with suppress(ValueError, KeyError, TypeError):  # first offsets of another system
+        with suppress(ValueError, KeyError, TypeError):  # initial offsets of another source
             body = json.loads(line)
             yield str(body["path"]), int(body["timestamp"]), int(body["batchId"])
 
@@ -77,9 +77,9 @@ def forget_overwritten(
 ) -> list[str]:
     """Make a query read the files again that changed since it read them; returns their names.
 
-    Called before the query starts. If it is interrupted, the next start does the rest.
-    Changed files also leave the lists of quarantined files and of files that were there before the
-    first start; a query that was made before still has them.
+    Called before the query starts. If it is interrupted, the next start completes it.
+    Changed files are also removed from the lists of quarantined files and of files that existed
+    before the first start; a query that was created before still excludes them.
     """
     allowing = [source for source in sources if source.options.allow_overwrites]
     if not allowing:
@@ -104,7 +104,7 @@ def forget_overwritten(
 
 
 def _refuse_shared(name: str, sources: Sequence[OpenedFiles]) -> None:
-    # Which log belongs to which source cannot be told, so both would read the file again.
+    # Which log belongs to which source is unknown, so both would read the file again.
     others = [other for other in sources if not other.options.allow_overwrites]
     if any(other.roots.includes(name) for other in others):
         raise ConnectorError(
@@ -141,7 +141,7 @@ class SourceLogs(LogFiles):
         return entries
 
     def rename(self, source: int, end: int, modified: Mapping[str, int]) -> set[str]:
-        """Give entries up to `end` another path where the file is newer; the files' names."""
+        """Change the paths of entries up to `end` whose files are newer; returns their names."""
         folder = f"sources/{source}"
         names: set[str] = set()
         for name in self._current(folder):

@@ -1,9 +1,9 @@
 """Cleans up a source: files that were read are deleted or moved, some time after their commit.
 
-Spark's logs do not say when a batch was committed, and keep the last hundred batches only. So each
+Spark's logs do not have the commit time of a batch, and keep only the last hundred batches. So each
 pass notes how far the source was committed at that time; files up to a note that is older than the
-retention are removed, each only if it is still the version that was read. A pass that is
-interrupted is repeated: files that are gone are passed over.
+retention are removed, each only if it is still the version that was read. An interrupted pass is
+repeated: files that no longer exist are skipped.
 """
 
 import logging
@@ -25,7 +25,7 @@ from penstock.sources.files.opening import OpenedFiles
 _logger = logging.getLogger(__name__)
 _NOTE = "clean_source"
 _PAUSE_SECONDS = 60.0
-# So many notes wait for the end of the retention.
+# Number of notes within the retention.
 _NOTES = 100
 
 
@@ -54,7 +54,7 @@ class Cleaner:
         self._now = now
 
     def run(self, stop: threading.Event) -> None:
-        """Clean up now and then, until `stop` is set."""
+        """Clean up periodically until `stop` is set."""
         while not stop.is_set():
             try:
                 self.clean(stop)
@@ -122,7 +122,7 @@ class Cleaner:
             raise OSError(f"{file} could not be moved to {target}")
 
     def _times(self) -> tuple[float, float]:
-        """The times, in milliseconds, between which a file was changed that the stream reads."""
+        """The limits of the modification times, in milliseconds, of files that the stream reads."""
         options = self._source.options
 
         def millis(text: str | None, default: float) -> float:

@@ -1,4 +1,4 @@
-"""How a stream of files learns of new ones."""
+"""How a stream of files finds new files."""
 
 import re
 from enum import Enum, auto
@@ -14,21 +14,21 @@ _S3 = re.compile(r"(?i)s3[an]?://")
 
 
 class Discovery(Enum):
-    """All but the first have a log of announced files."""
+    """How new files are found; all methods but `SPARK` use a log of announced files."""
 
     SPARK = auto()
     """Spark lists the roots for each micro-batch."""
     QUEUE = auto()
-    """A queue has notifications."""
+    """Notifications are received from a queue."""
     NAMES = auto()
-    """The names in local folders are compared with those of the last look."""
+    """The names in local folders are compared with those of the last listing."""
     KEYS = auto()
-    """Objects of S3 are listed that come after those of earlier listings."""
+    """The objects of S3 are listed whose keys come after those of earlier listings."""
 
 
 def choose_discovery(spark: SparkSession, options: FileOptions, roots: FileRoots) -> Discovery:
-    """How a stream would learn of new files if it can have a log of announced files."""
-    # A range that ends is listed: the files may have been announced long ago.
+    """How a stream finds new files if it can have a log of announced files."""
+    # A range with an end is listed: its files may have been announced long ago.
     if options.modified_before is not None:
         return Discovery.SPARK
     on_s3 = all(_S3.match(path) for path in roots.paths)
@@ -47,7 +47,7 @@ def choose_discovery(spark: SparkSession, options: FileOptions, roots: FileRoots
         return Discovery.NAMES
     if incremental is IncrementalListing.ON and on_s3:
         system, _ = hadoop_path(spark, roots.paths[0])
-        # Listings start at a key only in Hadoop's own client of S3.
+        # Only Hadoop's own S3 client can start a listing at a key.
         if str(system.getClass().getName()).startswith("org.apache.hadoop.fs.s3a."):
             return Discovery.KEYS
     return Discovery.SPARK

@@ -1,7 +1,7 @@
 """Announces the new files of a source: adds them to the log that Spark reads for its folder.
 
-Spark reads each path once. So files are announced again where a process ended before it noted that
-they were, and nothing is lost.
+Spark reads each path once. So files are announced again if a process ended before it stored that
+they were, and no file is lost.
 """
 
 import logging
@@ -29,13 +29,13 @@ from penstock.sources.files.opening import LISTED, OpenedFiles
 
 _logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 10.0
-# Spark reads the whole log whenever it looks for new files: those that were read leave it soon.
+# Spark reads the whole log at each trigger: files that were read are removed from it soon.
 _SHORT_LOG = 100
 # A long log is rewritten and shortened less often.
 _LONG_LOG = 10_000
 _LONGEST_PAUSE = 600.0
 _PRUNE_FACTOR = 20.0
-# Looks take at most a tenth of the time of a processor.
+# Listings take at most a tenth of the time of a processor.
 PAUSE_FACTOR = 9.0
 
 
@@ -66,21 +66,21 @@ class FileInbox(ABC):
         self.problem: str | None = None
 
     def prepare(self) -> None:
-        """Announce all that is there at the start; raises if it cannot be found."""
+        """Announce all files that exist at the start; raises if they cannot be listed."""
         if self._is_due() or self._source.options.allow_overwrites:
             self._list()
         else:
             self._prune()
 
     def run(self, stop: threading.Event) -> None:
-        """Announce what comes, until `stop` is set."""
+        """Announce new files until `stop` is set."""
         while not stop.is_set():
             try:
                 if self._is_due():
                     self._list()
                 pause = self._look(stop)
                 self.problem = None
-            # PySpark's own where a folder disappears between two requests of a listing.
+            # A `PySparkException` if a folder disappears between two requests of a listing.
             except (PenstockError, PySparkException, Py4JError, RuntimeError, OSError) as error:
                 if stop.is_set():
                     return
@@ -90,7 +90,7 @@ class FileInbox(ABC):
 
     @abstractmethod
     def _look(self, stop: threading.Event) -> float:
-        """Announce what is new; returns how long to wait before the next look, in seconds."""
+        """Announce new files; returns how long to wait before the next call, in seconds."""
 
     def _is_due(self) -> bool:
         listed, every = self._source.state.note(LISTED), self._source.options.backfill_seconds
@@ -108,7 +108,7 @@ class FileInbox(ABC):
         return files
 
     def _announce(self, files: Mapping[str, tuple[int, int]]) -> float:
-        """Add files to the log; returns how long to wait at least before the next ones."""
+        """Add files to the log; returns the minimum seconds to wait before the next ones."""
         if files:
             self._count = self._log.update(files)
         if self._count > _SHORT_LOG and time.monotonic() > self._prune_after:
@@ -125,7 +125,7 @@ class FileInbox(ABC):
         )
 
     def _prune(self, new: Mapping[str, tuple[int, int]] | None = None) -> None:
-        """Add files that Spark has not read, and forget those that it has."""
+        """Add files that Spark has not read, and remove those that it has."""
         started = time.monotonic()
         self._count = self._log.update(new or {}, self._read_before())
         spent = time.monotonic() - started

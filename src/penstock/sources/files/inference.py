@@ -72,13 +72,13 @@ def infer(spark: SparkSession, options: FileOptions, files: Sequence[FoundFile])
     else:
         schema = _xml(spark, options, paths)
     schema = one_spelling(without_void(schema))
-    if options.format in COLUMNAR:  # the other formats rescue what is in no column
+    if options.format in COLUMNAR:  # the other formats rescue values without a column
         return rescue_fields(schema, options.reserved)
     return StructType([f for f in schema.fields if f.name.lower() not in options.reserved])
 
 
 def detect_format(files: Sequence[FoundFile]) -> str:
-    """The format that the names of files show."""
+    """The format, according to the extensions of files."""
     known = {name.lower() for name in FORMATS} - {"binaryfile"}
     for file in files:
         parts = file.path.rsplit("/", 1)[-1].lower().split(".")[1:]
@@ -106,8 +106,8 @@ def why_unreadable(spark: SparkSession, options: FileOptions, path: str) -> str 
 
 
 def plain_cause(cause: str) -> str:
-    """What a cause that Java reports means."""
-    if "URISyntaxException" in cause:  # of the checksum that may be beside a local file
+    """The meaning of a cause that Java reports."""
+    if "URISyntaxException" in cause:  # of the checksum file next to a local file
         return "the name of a local file cannot have a colon"
     return "the file is truncated" if "NullPointerException" in cause else cause
 
@@ -120,7 +120,7 @@ def _json(spark: SparkSession, options: FileOptions, paths: list[str]) -> Struct
     reader_options = {k: v for k, v in _readable(options).items() if k.lower() not in decided}
     reader = spark.read.options(**reader_options)
     reader = reader.option("primitivesAsString", str(not options.infer_types).lower())
-    # From texts: from files, Spark refuses two spellings of one name.
+    # From strings: in files, Spark refuses names that differ only in case.
     return _common_spelling(_inferred(reader, "json", texts), lines)
 
 
@@ -170,7 +170,7 @@ def _headers(
 
 
 def _xml(spark: SparkSession, options: FileOptions, paths: list[str]) -> StructType:
-    # From texts: from files, Spark ignores their encoding.
+    # From strings: in files, Spark ignores the encoding.
     texts = decoded(_texts(spark, paths, whole=True), options, whole=True)
     texts = texts.selectExpr(f"{elements_sql(row_tag(options))} AS value")
     reader = spark.read.options(**_readable(options)).option("rowTag", row_tag(options))

@@ -29,8 +29,8 @@ class KeyInbox(FileInbox):
     """Announces the objects whose keys come after those of earlier listings.
 
     A listing starts after the last key among the objects that were at least 10 minutes old, so that
-    objects may appear in another order within that time. The rest is found by a complete listing,
-    at each `backfillInterval`, by default once a day.
+    objects may appear in another order within that time. Other objects are found by a complete
+    listing, at each `backfillInterval`, by default once a day.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""How many files wait for a stream of files."""
+"""The files that a stream has not read yet."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -13,14 +13,14 @@ from penstock.sources.files.listing import FILE_STATUS, PLAIN_PATH, file_uri
 _MOST_SPECIAL = 1000
 
 UNKNOWN_FILES = {"kind": "files", "files": None, "bytes": None, "seconds_behind": None}
-"""Of a folder about which nothing can be told."""
+"""The lag if it is unknown."""
 
 
 class PendingFiles:
     """Counts the files that Spark's file source has not taken into a batch yet.
 
-    Spark lists its folder as it does for every batch, and what it remembers is taken away, all in
-    its JVM: the figures are those that the next batch would see.
+    Spark lists the folder as for every batch, and the files that it has seen are removed, all in
+    the JVM: the figures are those of the next batch.
     """
 
     def __init__(self, spark: SparkSession, now_ms: Callable[[], int] = now_ms) -> None:
@@ -36,7 +36,7 @@ class PendingFiles:
             known = private_field(private_field(source, "seenFiles"), "map").keySet()
             waiting = self._unseen(files, known)
         except Py4JError:
-            waiting = None  # Spark was changing its memory meanwhile, or its inside is another one
+            waiting = None  # Spark changed its map concurrently, or has other private fields
         if waiting is None:
             return dict(UNKNOWN_FILES)
         times = [files[path][1] for path in waiting]

@@ -1,4 +1,4 @@
-"""Which files there are: roots, listing, names of files in SQL."""
+"""The files of a source: roots, listing, file names in SQL."""
 
 import fnmatch
 import itertools
@@ -27,12 +27,12 @@ FILE_STATUS = re.compile(
     r"(?:[^{}\n]*?; modification_time=(\d+))?",
     re.DOTALL,
 )
-"""Hadoop's text of a status: path, bytes (empty for a folder) and milliseconds since 1970."""
+"""Hadoop's string of a status: path, bytes (empty for a folder) and milliseconds since 1970."""
 
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file: path as Spark writes it without escapes, bytes, and milliseconds since 1970."""
+    """A file: path as Spark writes it, unescaped; size in bytes; milliseconds since 1970."""
 
     path: str
     size: int
@@ -40,7 +40,7 @@ class FoundFile:
 
 
 class FileRoots:
-    """The folders of a source, with its filters of names and times."""
+    """The folders of a source, with its name and time filters."""
 
     def __init__(self, spark: SparkSession, paths: Sequence[str], options: FileOptions) -> None:
         if not paths or any(not path.strip() for path in paths):
@@ -60,17 +60,17 @@ class FileRoots:
         return all(local_path(path) and file_name(path).startswith("/") for path in self.paths)
 
     def existing(self) -> list[str]:
-        """The roots that are there; one with wildcards counts."""
+        """The roots that exist; a root with wildcards counts as existing."""
         files = StorageFiles(self._spark)
         return [path for path in self.paths if _GLOB.search(path) or files.exists(path)]
 
     def missing(self) -> list[str]:
-        """The roots that are not there yet."""
+        """The roots that do not exist yet."""
         present = set(self.existing())
         return [path for path in self.paths if path not in present]
 
     def unmatched(self) -> tuple[str, str] | None:
-        """The filter of names and the folders, if none of their first 1,000 local files match."""
+        """The name filter and the folders, if none of their first 1,000 local files matches."""
         pattern = self._options.source.get(_NAME_FILTER)
         if not pattern:
             return None
@@ -87,7 +87,7 @@ class FileRoots:
         return pattern, ", ".join(self.paths)
 
     def stream_path(self) -> str:
-        """One path for Spark's file source, which takes no list and no missing folder.
+        """One path for Spark's file source, which accepts neither a list nor a missing folder.
 
         A missing folder is given as a pattern that matches only it, so the stream waits for it.
         """
@@ -166,7 +166,7 @@ class FileRoots:
         )
 
     def may_contain(self, folder: str) -> bool:
-        """Whether a listing of the roots would look into a folder."""
+        """Whether a listing of the roots would search a folder."""
         parts = file_name(folder).split("/")
         return any(self._is_below(root[: len(parts)], parts) for root in self._patterns)
 
@@ -184,7 +184,7 @@ class FileRoots:
         if any(_GLOB.search(root) for root in roots):
             expand: Any = self._spark._jvm.org.apache.hadoop.fs.GlobExpander.expand  # type: ignore[union-attr]
             roots = [str(each) for root in roots for each in expand(root)]
-        # As Hadoop writes local paths.
+        # In the form in which Hadoop writes local paths.
         roots = [re.sub("/+", "/", normpath(r)) if r.startswith("/") else r for r in roots]
         return [root.rstrip("/").split("/") for root in roots]
 
@@ -205,7 +205,7 @@ class FileRoots:
 
 
 def _is_hidden(name: str) -> bool:
-    """As Spark decides it for a part of a path below a root."""
+    """Whether Spark ignores files and folders with this name below a root."""
     is_private = name.startswith("_") and "=" not in name
     return is_private or name.startswith(".") or name.endswith("._COPYING_")
 
@@ -230,7 +230,7 @@ def check_destination(options: FileOptions, roots: FileRoots) -> None:
 
 
 def folder_of(path: str) -> str:
-    """The folder that a path is, or all matches of a pattern are in; ends with a slash."""
+    """The folder at a path, or that of all matches of a pattern; ends with a slash."""
     plain = file_name(path)
     if wildcard := _GLOB.search(plain):
         plain = plain[: wildcard.start()].rpartition("/")[0]
@@ -251,21 +251,21 @@ def file_name(path: str) -> str:
 
 
 def file_name_of_uri(uri: str) -> str:
-    """As `file_name`, of a URI with escapes."""
+    """As `file_name`, for a URI with escapes."""
     return file_name(unquote(uri))
 
 
 def readable(path: str) -> str:
-    """A file's path as a reader takes it: what would be a wildcard is escaped."""
+    """A file's path for a reader, with wildcard characters escaped."""
     return re.sub(r"([*?\[\]{}\\])", r"\\\1", path)
 
 
 def without_files(names: Collection[str]) -> str:
-    """A condition that leaves out files, by their names. Spark applies it before it opens any."""
+    """A condition that excludes files by name. Spark applies it before it opens them."""
     # In metadata, a path is a URI with escapes.
     path = f"regexp_replace({decoded(PATH)}, '^file:/+', '/')"
-    # One literal: the time that Spark takes for a plan grows with the square of their number. No
-    # path has the separator.
+    # One literal, because Spark's planning time grows with the square of their number. No path
+    # contains the separator.
     left_out = literal("///".join(sorted(names)))
     return f"NOT array_contains(split({left_out}, '///'), {path})"
 
@@ -283,7 +283,7 @@ def in_range(names: str | None, after: str | None, before: str | None) -> Iterat
 
 
 def decoded(uri: str) -> str:
-    """SQL: a URI, or a part of one, without escapes; a plus means itself."""
+    """SQL: a URI, or a part of one, without escapes; a plus sign is kept."""
     return f"try_url_decode(replace({uri}, '+', '%2B'))"
 
 

@@ -1,4 +1,4 @@
-"""Files of logs that Spark reads, too."""
+"""Files of logs that Spark also reads."""
 
 import os
 import uuid
@@ -35,7 +35,7 @@ class LogFiles:
         """Write a file; `False` if it exists and must not be replaced."""
         local = local_path(f"{self._root}/{name}")
         if local is not None and not replace:
-            # Hadoop looks whether a local file exists and then renames another to it.
+            # Hadoop checks whether a local file exists before it renames another, not atomically.
             draft = local.with_name(f".{local.name}.{uuid.uuid4().hex}")
             self.files.write(str(draft), text)
             try:

@@ -1,4 +1,4 @@
-"""Finds new files in local folders by their names, without a look at the known ones."""
+"""Finds new files in local folders by their names, without accessing known files."""
 
 import errno
 import logging
@@ -18,12 +18,12 @@ from penstock.sources.files.listing import FileRoots, file_uri
 
 _logger = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.1
-# What Python has in a name for bytes that it cannot decode.
+# Python's characters for bytes of a name that it cannot decode.
 _NOT_UTF_8 = re.compile("[\ud800-\udfff]")
 
 
 class NameInbox(FileInbox):
-    """Announces the files whose names were not in their folders at the last look."""
+    """Announces the files whose names were not in their folders at the last listing."""
 
     _names: "LocalNames | None" = None
 
@@ -40,7 +40,7 @@ class NameInbox(FileInbox):
         self._names = names
 
     def _is_due(self) -> bool:
-        return False  # each look has all names
+        return False  # each listing has all names
 
     def _look(self, stop: threading.Event) -> float:
         started, pause = time.monotonic(), _SHORTEST_PAUSE
@@ -67,7 +67,7 @@ class LocalNames:
     def new(self, is_read: Callable[[str], bool] = lambda uri: False) -> dict[str, tuple[int, int]]:
         """URIs of the files that are new since `confirm`, with bytes and time in milliseconds.
 
-        Files of which `is_read` is true are known from then on, like those that are left out.
+        Files for which `is_read` is true count as known from then on, like `left_out`.
 
         Raises:
             OSError: A folder cannot be read.
@@ -100,12 +100,12 @@ class LocalNames:
         return files
 
     def confirm(self) -> None:
-        """What the last call of `new` returned is known."""
+        """Treat the files of the last call of `new` as known."""
         self._known = self._next
 
 
 def _entries(folder: str) -> tuple[set[str], list[str]]:
-    """The names of files in a folder, and the paths of those in it; none if it does not exist."""
+    """The names of files in a folder, and its subfolders; empty if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             names: set[str] = set()
@@ -132,7 +132,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """The status of what a path leads to; `None` if that is nothing."""
+    """The status of the file at a path, following links; `None` if there is none."""
     try:
         return Path(path).stat()
     except OSError as error:

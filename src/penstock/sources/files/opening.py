@@ -49,7 +49,7 @@ QUARANTINED = "quarantined_files"
 EXISTING = "existing_files"
 LISTED = "listed_at"
 LISTED_KEYS = "listed_keys"
-"""Of listings by key, where the next one starts: only for the flow's own checkpoint."""
+"""Where the next listing by key starts; valid only for the flow's own checkpoint."""
 _PARTITIONS = "partition_columns"
 _SPARKS_CORRUPT = "_corrupt_record"
 
@@ -59,8 +59,8 @@ class OpenedFiles:
     """One source of files that a query reads, with what `recovery` needs.
 
     The schema is without partition columns, and may have fields that are marked as rescued;
-    `columns` are those of the user's own schema, and `names` a pattern of file names for a range;
-    it is read as a stream if `is_stream`, else as it is now.
+    `columns` are those of the user's own schema, and `names` is a file name pattern for a range;
+    if `is_stream` is false, it is read as a batch.
     """
 
     spark: SparkSession
@@ -92,25 +92,25 @@ class OpenedFiles:
 
     @property
     def existing(self) -> list[str]:
-        """Names of files that were there before the first start, and are never read."""
+        """Names of files that existed before the first start and are never read."""
         names: list[str] = self.state.note(EXISTING) or []
         return names
 
     @property
     def skips_existing(self) -> bool:
-        """Whether files that were there before the first start are not announced."""
+        """Whether files that existed before the first start are not announced."""
         is_incremental = self.discovery in (Discovery.NAMES, Discovery.KEYS)
         return is_incremental and not self.options.allow_overwrites
 
     @property
     def shows_columns_by_file(self) -> bool:
-        """Whether new columns are looked for, and the rows do not show them."""
+        """Whether new columns must be found by comparing files, because rows do not show them."""
         wanted = self.options.evolution is not Evolution.NONE or self.options.rescued is not None
         return self.options.format in COLUMNAR and wanted
 
     @property
     def compares_files(self) -> bool:
-        """Whether the schemas of files are looked at before they are read."""
+        """Whether the schemas of files are compared before the files are read."""
         return self.shows_columns_by_file or self.options.format == "orc"
 
 
@@ -152,7 +152,7 @@ def open_source(read: Read) -> OpenedFiles:
     if state.folder is None:
         discovery = Discovery.SPARK
     elif streaming and discovery is not Discovery.QUEUE and state.note(LISTED) is not None:
-        state.save_note(LISTED, None)  # a listing begins the next start with notifications
+        state.save_note(LISTED, None)  # the next start with notifications begins with a listing
     opened = OpenedFiles(
         spark=read.spark,
         key=key,
@@ -170,7 +170,7 @@ def open_source(read: Read) -> OpenedFiles:
         AnnouncedFiles(read.spark, opened.announced).create()
     decides = streaming and not chosen.include_existing and not read.is_analysis
     if decides and state.note(EXISTING) is None:
-        # Of all names: another stream of the query, or a later pattern, may match them.
+        # Without the name filter: another stream of the query, or a later filter, may match.
         existing = files.all
         if "pathGlobFilter" in chosen.source:
             existing = FileRoots(read.spark, read.paths, replace(chosen, source={})).list()
@@ -181,13 +181,13 @@ def open_source(read: Read) -> OpenedFiles:
 
 
 def keep_existing(source: OpenedFiles) -> None:
-    """Decide which files were there before the first start: a later change has no effect."""
+    """Fix which files existed before the first start: a later change has no effect."""
     if source.state.note(EXISTING) is None:
         source.state.save_note(EXISTING, [])
 
 
 def read_source(source: OpenedFiles) -> DataFrame:
-    """The rows, as they are now or as a stream."""
+    """The rows, as a batch or as a stream."""
     df = _rows(source)
     if not source.columns:
         return df
@@ -197,7 +197,7 @@ def read_source(source: OpenedFiles) -> DataFrame:
 
 
 def _compared(opened: OpenedFiles, files: "_Files") -> OpenedFiles:
-    """A batch knows all its files: extra columns are rescued, files with other types set aside."""
+    """For a batch read: extra columns are rescued, files with other types are quarantined."""
     options = opened.options
     if options.format != "orc" and not options.rescued:
         return opened
@@ -230,7 +230,7 @@ class _Files:
 
     @cached_property
     def sample(self) -> list[FoundFile]:
-        """Those that a schema is inferred from."""
+        """The files from which a schema is inferred."""
         return sample(self.spark, self.all)
 
 
@@ -241,7 +241,7 @@ def _learned(
     if versions:
         names = state.note(_PARTITIONS) or []
         known = versions[-1]
-        # A hint for a struct must not take away the fields that it has got since.
+        # A hint for a struct must not remove fields that were added to it since.
         hinted = add_fields(_hinted(known, options), known)[0] if options.hints else known
         if options.evolution is Evolution.WIDEN:
             hinted = keep_wider(hinted, known)
@@ -321,7 +321,7 @@ def _given(
     data = [field for field in schema.fields if field.name.lower() not in left_out]
     versions = state.load()
     if versions:
-        # What the files have besides, for the rescued data.
+        # Additional fields of the files, for the rescued data.
         besides = [field for field in versions[-1].fields if field.name.lower() not in folded]
         marked, _ = add_fields(StructType(data), StructType(besides), rescued=True)
         return marked, StructType(partitions), options
@@ -354,7 +354,7 @@ def _rows(opened: OpenedFiles) -> DataFrame:
 
 def _parsed_rows(opened: OpenedFiles) -> DataFrame:
     options = opened.options
-    # A field that is in the path as well is known, though its value is taken from the path.
+    # A field that is also in the path is known, though its value is taken from the path.
     schema = opened.all_fields
     whole = options.whole_files
     if options.format == "csv":
@@ -403,7 +403,7 @@ def _raw(
 
 def _conditions(opened: OpenedFiles) -> Iterator[str]:
     options, left_out = opened.options, opened.quarantined
-    # Files that are searched by name are left out before a batch has them.
+    # With incremental listing, existing files are left out before a batch is planned.
     if opened.is_stream and not opened.skips_existing:
         left_out |= set(opened.existing)
     if left_out:

@@ -1,4 +1,4 @@
-"""Partition columns: folders named `key=value`, their types, and their columns of rows."""
+"""Partition columns: folders named `key=value`, their types, and their columns in rows."""
 
 import re
 from collections.abc import Sequence
@@ -54,21 +54,21 @@ def with_partitions(df: DataFrame, partitions: StructType, options: FileOptions)
     """Rows with the columns of their folders; values of other types are rescued."""
     kept = [quoted(column) for column in df.columns if column != options.rescued]
     df = df.withColumn(FILE, F.expr(PATH))
-    # The path is that of the row before: one value, which is computed once for each file.
+    # Successive rows have the same path: one value, which is computed once for each file.
     df = df.withColumn(_VALUES, interpreted(df, _values(partitions, options), FILE))
     values = F.col(_VALUES)
     columns = [
         values.getField(f"p{n}").alias(field.name) for n, field in enumerate(partitions.fields)
     ]
     if options.rescued:
-        # The rescued data of the record has the path in it.
+        # The rescued data of the record already has the path.
         rescued = F.coalesce(F.col(quoted(options.rescued)), values.getField("rescued"))
         columns.append(rescued.alias(options.rescued))
     return df.select(*kept, *columns)
 
 
 def _values(partitions: StructType, options: FileOptions) -> str:
-    """SQL: a struct of the partition columns of `FILE`, and what of them is rescued."""
+    """SQL: a struct of the partition columns of `FILE` and their rescued values."""
     texts, typed, misfits = [], [], []
     for n, field in enumerate(partitions.fields):
         text, value = f"t.p{n}", f"try_cast(t.p{n} AS {type_sql(field.dataType)})"
@@ -91,7 +91,7 @@ def _text(field: StructField) -> str:
 
 def _unescaped(text: str) -> str:
     """SQL: the value without escapes of what `_text` returns."""
-    # Hive's own escapes, too; a percent sign that begins none means itself, and so does a plus.
+    # Hive's escapes, too; a percent sign that begins none is kept, and so is a plus sign.
     plain = decoded(text)
     return (
         f"CASE WHEN {text} NOT IN ('', {literal(_NONE)}) THEN coalesce({decoded(plain)}, {plain}) "
@@ -113,6 +113,6 @@ def _kind(values: Sequence[str]) -> DataType:
 
 def _is_date(text: str) -> bool:
     try:
-        return date.fromisoformat(text).isoformat() == text  # other forms are no dates here
+        return date.fromisoformat(text).isoformat() == text  # other forms do not count as dates
     except ValueError:
         return False

@@ -1,4 +1,4 @@
-"""The queue of Amazon SQS that events of a bucket are sent to."""
+"""The Amazon SQS queue that receives the events of a bucket."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ _TEMPORARY = ("RequestThrottled", "ThrottlingException", "Throttling", "KmsThrot
 
 
 class QueueUnreachable(OSError):
-    """The queue did not answer, after several attempts."""
+    """The queue did not respond after several attempts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Message:
 
 
 class FileQueue:
-    """Receives and deletes messages, several requests at once; raises `FILE_QUEUE_REFUSED`."""
+    """Receives and deletes messages by concurrent requests; raises `FILE_QUEUE_REFUSED`."""
 
     def __init__(self, options: QueueOptions) -> None:
         aws.require_botocore("Auto Loader with notifications")
@@ -58,7 +58,7 @@ class FileQueue:
             raise self._refused(f"{error}") from None
 
     def receive(self, wait_seconds: int) -> list[Message]:
-        """Some messages; none if none came within some seconds."""
+        """Some messages; empty if none arrived within `wait_seconds`."""
         wanted = {
             "QueueUrl": self._url,
             "MaxNumberOfMessages": _AT_ONCE,
@@ -77,7 +77,7 @@ class FileQueue:
         ]
 
     def delete(self, messages: Sequence[Message]) -> None:
-        """Delete messages; one that cannot be deleted comes again."""
+        """Delete messages; one that cannot be deleted is received again."""
         wanted = [
             {
                 "QueueUrl": self._url,

@@ -1,8 +1,8 @@
-"""Takes the files of a source from its queue, and from a listing now and then.
+"""Announces the files of a source from its queue, and from occasional listings.
 
 A message is deleted after its files are in the log of announced files; if the process ends in
-between, it is received again. A listing adds what was never announced: before the first start, at
-each `backfillInterval`, and where files may be overwritten.
+between, it is received again. A listing adds files that were never announced: before the first
+start, at each `backfillInterval`, and at each start if files may be overwritten.
 """
 
 import logging
@@ -51,11 +51,11 @@ class QueueInbox(FileInbox):
         return self._drain(_WAIT, stop)
 
     def _drain(self, wait: int, stop: threading.Event) -> float:
-        """Announce until the queue is empty or has only messages sent since."""
+        """Announce files until the queue is empty or has only messages that were sent since."""
         began, pause = self._now() * 1000, 0.0
         while messages := self._receive(wait, stop):
             pause, deleted = self._take(messages)
-            # Those that stay in the queue may be visible again at once.
+            # Messages that stay in the queue may be visible again immediately.
             if stop.is_set() or all(message.sent_ms >= began for message in deleted):
                 break
         return pause

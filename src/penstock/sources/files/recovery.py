@@ -1,6 +1,6 @@
-"""Recovery of a flow that failed for its files: a larger schema, or a file set aside.
+"""Recovery of a flow that failed because of its files: a larger schema, or a quarantined file.
 
-Each changes what the source remembers, so the number of restarts is bounded.
+Each recovery changes the stored state of the source, so the number of restarts is bounded.
 """
 
 import json
@@ -31,7 +31,7 @@ from penstock.sources.files.opening import QUARANTINED, OpenedFiles
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*?file (\S+?)\.(?:\s|$)")
 _UNFIT = "UNFIT_TYPES_IN_FILES"
 _MALFORMED_FILE = re.compile(re.escape(MALFORMED) + r" (\S+): ([^\n]*)")
-# The contents are broken; a network or a permission would be told otherwise.
+# Errors of corrupt contents; those of the network or of permissions are different.
 _BROKEN_CONTENT = re.compile(
     r"EOFException|ZipException|ChecksumException|not a Parquet file|is not a valid Parquet"
     r"|ParquetDecodingException|[Cc]orrupt|InvalidAvroMagicException|Not an Avro data file"
@@ -58,7 +58,7 @@ def recover(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
 
 
 def check_files(source: OpenedFiles, paths: Iterable[str]) -> None:
-    """Refuse a batch whose files (URIs) differ from the schema, where rows do not show it."""
+    """Refuse a batch whose files (URIs) differ from the schema, if rows do not show it."""
     options = source.options
     if not source.compares_files:
         return
@@ -82,10 +82,10 @@ def check_files(source: OpenedFiles, paths: Iterable[str]) -> None:
 
 
 def missing_files(source: OpenedFiles, paths: Iterable[str], flow: str) -> list[str]:
-    """The local files of a batch (URIs) that are gone: Spark reads the others without them.
+    """The local files of a batch (URIs) that no longer exist: Spark silently ignores them.
 
     Raises:
-        FlowError: Their folder is gone or empty, like that of a file system that is not mounted.
+        FlowError: Their folder does not exist or is empty, as when it is not mounted.
     """
     names = (file_name_of_uri(uri) for uri in paths if "#" not in uri)
     missing = [name for name in names if not Path(name).exists() and source.roots.includes(name)]
@@ -111,11 +111,11 @@ def missing_files(source: OpenedFiles, paths: Iterable[str], flow: str) -> list[
 
 
 class FilesDifferError(Exception):
-    """Files of a batch do not go with the schema; the text is what `recover` reads."""
+    """Files of a batch do not match the schema; `recover` parses the text."""
 
 
 def _check_types(source: OpenedFiles, names: Sequence[str], schemas: Sequence[StructType]) -> None:
-    """Refuse files with other types, where the reader does not."""
+    """Refuse files with other types, if the reader does not."""
     by_path = {readable(name): name for name in names}
     unfit = misfits(source.spark, source.options, source.schema, list(by_path), schemas)
     files = [{"file": by_path[path], "reason": why} for path, why in unfit.items()]
@@ -169,12 +169,12 @@ def _message(text: str, start: str, key: str) -> dict[str, Any] | None:
 def _grow(
     source: OpenedFiles, where: str, fields: Sequence[str], message: Mapping[str, Any]
 ) -> tuple[list[str], list[str]] | None:
-    """Save a schema with room for a failure; the paths of new fields and the wider columns."""
+    """Save a schema that avoids a failure; returns the new fields and the widened columns."""
     seen = _seen(source, where, [str(path) for path in message.get("files", ())])
     adds_columns = source.options.evolution.adds_columns
     grown, added = add_fields(source.all_fields, seen, rescued=not adds_columns)
     if adds_columns:
-        # What the sample does not show, as where files disagree about a field, is text.
+        # A field that the sample does not show, e.g. because files disagree, is a string.
         grown, besides = add_paths(grown, list(fields))
         added += besides
     widened: list[str] = []
@@ -191,11 +191,11 @@ def _grow(
 def _widen(
     source: OpenedFiles, grown: StructType, seen: StructType, message: Mapping[str, Any]
 ) -> StructType:
-    """A schema with room for what a failure told of, and for what else came in these columns."""
+    """A schema with wider types for the reported values and for other values of their columns."""
     if "schema" in message:
         return widen_columns(grown, StructType.fromJson(message["schema"]), source.options.format)
     reported = [str(entry) for entry in message.get("wide", ())]
-    # Others would only become what the inference calls every number, whether it is large or not.
+    # Others would get the type that is inferred for every number, whether it is large or not.
     columns = named_columns(reported) - {field.name.lower() for field in source.partitions.fields}
     fields = StructType([field for field in seen.fields if field.name.lower() in columns])
     return widen_paths(widen_columns(grown, fields, source.options.format), reported)
@@ -216,8 +216,8 @@ def _unreadable(text: str, source: OpenedFiles, flow: Flow) -> FlowError | None:
     name = next(filter(source.roots.includes, files), None)
     if name is None or not source.options.quarantine_corrupt or not _BROKEN_CONTENT.search(text):
         return None
-    # Read once more: a connection that was cut looks the same. And others of the same delivery may
-    # be broken as well: one restart for all of them.
+    # Read again: a closed connection causes the same error. And other files of the delivery may
+    # also be corrupt: one restart for all of them.
     known = source.quarantined - {name}
     since = [f for f in _files_since(source, name) if file_name(f.path) not in known]
     broken = _broken_among(source, since[:_MOST_PROBED])

@@ -1,4 +1,4 @@
-"""Which files a message about a bucket announces: S3's own, through SNS, or from EventBridge."""
+"""The files that an event of a bucket announces: from S3, through SNS, or from EventBridge."""
 
 import json
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class CreatedFile:
 
 
 def created_files(text: str) -> list[CreatedFile]:
-    """The files of a message; none for tests of the setup, and for events of other kinds.
+    """The files of a message; empty for test events and for events of other kinds.
 
     Raises:
-        ValueError: It is not a message about a bucket.
+        ValueError: The message is not an event of a bucket.
     """
     try:
         message = json.loads(text)
@@ -45,6 +45,6 @@ def created_files(text: str) -> list[CreatedFile]:
 
 
 def _created(body: Any, at: str, key: str) -> CreatedFile:
-    key.encode()  # JSON may have halves of characters, which no path can have
+    key.encode()  # JSON may have lone surrogates, which no path can have
     modified = round(datetime.fromisoformat(at).timestamp() * 1000)
     return CreatedFile(str(body["bucket"]["name"]), key, int(body["object"]["size"]), modified)

@@ -77,7 +77,7 @@ class FileSource(Source):
     def check_options(self, options: Mapping[str, str], *, is_stream: bool) -> dict[str, str]:
         if not is_stream or "maxfileage" in {name.lower() for name in options}:
             return dict(options)
-        # Spark skips files older than 7 days (by the newest one seen) without a word.
+        # Spark silently skips files that are more than 7 days older than the newest one seen.
         return {**options, "maxFileAge": ANY_AGE}
 
     def map_options(
@@ -92,7 +92,7 @@ class FileSource(Source):
         name = f"files {read.paths[0]}" if read.paths else "files"
         if not read.is_stream:
             return OpenedSource(read.load(read.options), name=name)
-        # Spark's own streams refuse the times as options.
+        # Spark's own streams do not accept the time limits as options.
         rows = read.load(options_at(read.options, read.position, times=False))
         limits = (read.position.get(key) for key in ("files", "modified_after", "modified_before"))
         for condition in in_range(*limits):
@@ -107,7 +107,7 @@ class FileSource(Source):
 
 
 class AutoLoaderSource(FileSource):
-    """Auto Loader: files with an inferred schema that grows, and nothing lost."""
+    """Auto Loader: files with an inferred schema that evolves without loss of data."""
 
     formats = ("cloudfiles",)
 
@@ -123,7 +123,7 @@ class AutoLoaderSource(FileSource):
         if "modified_before" in read.position:  # a range that the flow has read before
             options = {k: v for k, v in options.items() if k.lower() not in _OF_THE_FLOW}
         elif read.position.get("from_the_start") or "modified_after" in read.position:
-            # The position says which of the existing files are read.
+            # The position determines which of the existing files are read.
             options = {k: v for k, v in options.items() if k.lower() not in _EXISTING_FILES}
         if read.is_stream:
             options = options_at(options, read.position, times=True)
@@ -132,7 +132,7 @@ class AutoLoaderSource(FileSource):
 
 
 class FileStream(OpenedSource):
-    """A stream of files, by the time of their last change."""
+    """A stream of files. Positions are modification times; see `OpenedSource`."""
 
     has_files = True
     is_deep = False
@@ -170,7 +170,7 @@ class FileStream(OpenedSource):
         since = first_ms(at, now_ms, "files")
         taken = _taken_by(done)
         if at.kind is StartKind.LATEST:
-            # S3 keeps whole seconds: a file that comes later may have an earlier time.
+            # S3 stores whole seconds: a later file may have an earlier time.
             since = min(now_ms, max(now_ms // 1000 * 1000, max(taken.values(), default=0) + 1))
         own = self._own(taken).values()
         again = len([1 for changed in own if since is None or changed >= since])
@@ -182,7 +182,7 @@ class FileStream(OpenedSource):
         since = first_ms(wanted.begin, wanted.now_ms, "files")
         read = _taken_by([done])
         if wanted.end is None:
-            # Files that came after those that were read are the next update's.
+            # Files that are newer than those that were read are left to the next update.
             before = max(read.values(), default=wanted.now_ms) + 1
         else:
             # No file is before the earliest one.
@@ -239,7 +239,7 @@ class FileStream(OpenedSource):
         return position, replace(report, missing=missing)
 
     def _own(self, taken: Mapping[str, int]) -> dict[str, int]:
-        """Without the files that only other streams of the query read."""
+        """The files without those that only other streams of the query read."""
         roots = self._roots
         own = {
             path: changed
@@ -274,7 +274,7 @@ class AutoLoaderStream(FileStream):
             refuse_shared(self.opened, others)
         is_undecided = self.opened.state.note(EXISTING) is None
         if is_undecided and SourceLogs(self._spark, checkpoint).committed():
-            # Of a flow into a sink of Spark's own, `check_batch` sees none.
+            # `check_batch` is not called if the flow writes to one of Spark's own sinks.
             keep_existing(self.opened)
         sources = [other.opened for other in siblings if isinstance(other, AutoLoaderStream)]
         again = forget_overwritten(self._spark, sources, checkpoint)
@@ -295,7 +295,7 @@ class AutoLoaderStream(FileStream):
             self._run_beside("receive", self._inbox.run)
 
     def _open_inbox(self, checkpoint: str, siblings: Sequence[OpenedSource]) -> FileInbox | None:
-        """What announces new files; `None` if Spark lists them."""
+        """The inbox that announces new files; `None` if Spark lists them."""
         if self.opened.discovery is Discovery.SPARK:
             return None
         streams = [other for other in siblings if isinstance(other, FileStream)]
@@ -311,7 +311,7 @@ class AutoLoaderStream(FileStream):
 
     def check_batch(self, checkpoint: str, batch_id: int) -> None:
         if not self._has_batch:
-            # Not at a start: one that fails before its first batch must not decide it.
+            # Not at the start: a start that fails before its first batch must not decide this.
             keep_existing(self.opened)
             self._has_batch = True
         files: Mapping[str, int] = {}
@@ -329,7 +329,7 @@ class AutoLoaderStream(FileStream):
         return recover(text, self.opened, flow)
 
     def description(self, text: str) -> str:
-        """Spark knows only the folder of the announced files."""
+        """See `OpenedSource.description`: Spark shows only the folder of the announced files."""
         return f"{_DESCRIPTION}{', '.join(self.paths)}]" if self._is_announced(text) else text
 
     def _is_announced(self, text: str) -> bool:
@@ -351,7 +351,7 @@ class AutoLoaderStream(FileStream):
 
 
 def options_at(options: Mapping[str, str], position: Position, *, times: bool) -> dict[str, str]:
-    """The options with the times of a range, and with its names unless they have a pattern."""
+    """The options with the times and names of a range; a name pattern of the user is kept."""
     own = {option: option.lower().removeprefix("cloudfiles.") for option in options}
     wanted = {
         name: position[key] for name, key in _TIME_OPTIONS.items() if times and key in position
