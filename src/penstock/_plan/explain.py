@@ -1,4 +1,4 @@
-"""Plan -> what `penstock dry-run` shows: lines of text, or a dictionary for JSON."""
+"""Renders a plan for `penstock dry-run`: as lines of text, or as a dictionary for JSON."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from penstock._plan.steps import Plan, RefreshView, RunOnceFlow, RunStep, StartF
 
 
 def explain_text(graph: DataflowGraph, plan: Plan) -> list[str]:
-    """The plan as a tree: each table below what it reads, with its flows, rules and columns."""
+    """The plan as a tree: each table below its sources, with its flows, rules and columns."""
     mode = "continuous" if plan.continuous else "triggered"
     stored = graph.stored()
     tables = plural(len(stored) - len(plan.excluded), "table")
@@ -123,7 +123,7 @@ def _type_text(data_type: Any) -> str:
 
 
 def explain_json(graph: DataflowGraph, plan: Plan) -> dict[str, Any]:
-    """The plan for machines. Keys are stable; new ones may be added."""
+    """The plan as a dictionary for JSON. Keys are stable; new keys may be added."""
     registered = {table.dataset: table.registered_as for table in plan.tables}
     return {
         "mode": "continuous" if plan.continuous else "triggered",

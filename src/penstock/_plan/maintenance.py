@@ -1,4 +1,4 @@
-"""What the properties and flows of a table say about its maintenance."""
+"""Derives the maintenance of a table from its properties and flows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ _COMPACTS = ("true", "auto", "legacy")
 
 @dataclass(frozen=True, kw_only=True)
 class TableMaintenance:
-    """What is done to one table, besides the intervals of the settings."""
+    """The maintenance of one table; its intervals are in the settings."""
 
     compacts: bool  # small files are merged while flows write
-    compacts_at_end: bool  # also at the end of an update, as the table asks for compaction
-    # Compaction and the batches of the table's flows exclude each other: the batches remove files,
-    # so one of two that overlap would fail.
+    compacts_at_end: bool  # also at the end of an update: a table property enables compaction
+    # Compaction must not overlap with the batches of the table's flows: the batches remove files,
+    # so one of the two would fail.
     alone: bool
     z_order: tuple[str, ...]  # columns of Z-order
-    vacuums: bool  # in a folder of the user, VACUUM needs the property
+    vacuums: bool  # with a declared path, only if `MANAGED` is true
 
 
 def table_maintenance(
     graph: DataflowGraph, node: DatasetNode, stored: Mapping[str, str]
 ) -> TableMaintenance:
-    """The maintenance of a table; declared properties win over the `stored` ones.
+    """The maintenance of a table; declared properties override the `stored` ones.
 
     Raises:
-        SpecError: `SETTING_INVALID`: A property has another value than those it accepts.
+        SpecError: `SETTING_INVALID`: A property has an invalid value.
     """
     declared, origin = node.declared, node.declared.origin
     properties = {k.lower(): str(v) for k, v in {**stored, **declared.table_properties}.items()}
@@ -47,8 +47,8 @@ def table_maintenance(
     auto = properties.get(AUTO_COMPACT.lower(), properties.get(_AUTO_OPTIMIZE))
     auto = None if auto is None else auto.strip().lower()
     flows = [graph.flows[name] for name in node.flows]
-    # Rows that a flow replaces in each update need no compaction. Those of a view are replaced by
-    # complete refreshes only.
+    # Rows that a flow replaces in each update need no compaction. The rows of a view are replaced
+    # only by complete refreshes.
     is_view = node.kind is DatasetKind.MATERIALIZED_VIEW
     is_replaced = any(
         flow.analysis.output_mode is OutputMode.COMPLETE

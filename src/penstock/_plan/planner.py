@@ -26,17 +26,17 @@ from penstock._plan.triggers import check_trigger, declared_trigger
 from penstock.errors import PlanError, SpecError
 
 STREAM_INTERVAL_SECONDS = 1.0
-"""How often a flow in a continuous update looks for new rows by default, while there are none."""
+"""Default interval of checks for new rows in a continuous update, while there are none."""
 VIEW_INTERVAL_SECONDS = 10.0
-"""Default pause between two looks at a materialized view's sources in a continuous update."""
+"""Default interval of checks of a materialized view's sources in a continuous update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """Options that decide what an update does.
 
-    Tables of `refresh` are updated, empty = all; those of `full_refresh` are emptied before, or all
-    that allow it.
+    The tables of `refresh` are updated; empty means all. The tables of `full_refresh`, or with
+    `full_refresh_all` all tables that allow it, are emptied first.
     """
 
     refresh: tuple[str, ...] = ()
@@ -60,8 +60,8 @@ def make_plan(
     Raises:
         SpecError: A name in the selection is not a dataset, options exclude each other, or a
             setting is invalid.
-        PlanError: A table does not allow to be reset, or asks for what Delta does not have; a flow
-            cannot have its trigger; state grows where that is not allowed.
+        PlanError: A table must not be reset, has a row filter, or cannot be registered; a flow does
+            not support its trigger; or state grows without bound where that is not allowed.
     """
     conf = configuration or {}
     if options.full_refresh_all and (options.refresh or options.full_refresh):
@@ -99,8 +99,8 @@ def make_plan(
         for name, flow in graph.flows.items()
         if flow.analysis.refusal is not None
     }
-    # Views are refreshed after a reset in any case: their sources have new versions. A table whose
-    # flow Spark refuses is not emptied: its rows could not be written again.
+    # Views are always refreshed after a reset: their sources have new versions. A table is not
+    # emptied if Spark refuses its flow: the rows could not be written again.
     resets = tuple(
         ResetTable(dataset=node.key, flows=node.flows)
         for node in graph.stored()
@@ -227,13 +227,13 @@ def _trigger(
 
 
 def _is_repeated(node: DatasetNode | None, flow: Flow) -> bool:
-    """Whether a flow is a batch query that is repeated: of a view, or into a streaming table."""
+    """Whether a flow repeats a batch query: that of a view, or one into a streaming table."""
     is_view = node is not None and node.kind is DatasetKind.MATERIALIZED_VIEW
     return is_view or flow.snapshot is not None or replaces_rows(flow)
 
 
 def _views_last(runs: list[RunStep]) -> list[RunStep]:
-    """Keep the topological order, but put views behind the flows that do not need them."""
+    """Keep the topological order, but move views after the flows that do not need them."""
     needed: set[str] = set()
     for step in reversed(runs):
         if not isinstance(step, RefreshView) or step.target in needed:

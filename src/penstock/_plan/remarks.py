@@ -1,4 +1,4 @@
-"""Notes and warnings about an update: sentences that its plan shows."""
+"""Notes and warnings in the plan of an update."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -55,7 +55,7 @@ def warnings_on(
 
 
 def left_behind(graph: DataflowGraph, reset: set[str]) -> Iterator[str]:
-    """Flows that keep their checkpoints while tables above them are emptied."""
+    """Notes on flows that keep their checkpoints while their upstream tables are emptied."""
     emptied = {key for key in reset if graph.datasets[key].kind is DatasetKind.STREAMING_TABLE}
     for name, flow in graph.flows.items():
         above = [
@@ -111,7 +111,7 @@ def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:
 def _growing_state(
     graph: DataflowGraph, runs: Iterable[RunStep], conf: Mapping[str, str]
 ) -> Iterator[str]:
-    """Warn of state that grows without bound, or refuse it, by `penstock.growingState`."""
+    """Warn about unbounded state, or refuse it, according to `penstock.growingState`."""
     for step in runs:
         flow = graph.flows[step.flow]
         growing = flow.analysis.growing_state
@@ -132,7 +132,7 @@ def _growing_state(
 def _triggers_of_a_triggered_update(
     graph: DataflowGraph, runs: Iterable[RunStep], conf: Mapping[str, str]
 ) -> Iterator[str]:
-    """Warn of triggers that a triggered update does not apply as they are declared."""
+    """Warn about declared triggers that a triggered update replaces or ignores."""
     once, special = [], []
     for step in runs:
         trigger = declared_trigger(graph, graph.flows[step.flow], conf)
@@ -155,7 +155,7 @@ def _triggers_of_a_triggered_update(
 
 
 def _without_batches(graph: DataflowGraph, runs: Iterable[RunStep]) -> Iterator[str]:
-    """What readers of sinks lose where there are no micro-batches."""
+    """Warn about what the readers of a sink lose without micro-batches."""
     for step in runs:
         if isinstance(step, StartFlow) and step.trigger is not None:
             sink = graph.sinks.get(step.target)

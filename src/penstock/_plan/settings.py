@@ -1,8 +1,8 @@
-"""Settings of flows, tables and the pipeline that Penstock reads: their keys and their values.
+"""Keys and values of the settings that Penstock reads from flows, tables and the pipeline.
 
 A setting of a flow is taken from its `spark_conf`, then from `spark_conf` and the properties of its
-table, then from the configuration of the pipeline. `check_settings` reads every one of them before
-anything starts, so that a wrong value fails `check` and `dry-run` rather than a running flow.
+table, then from the configuration of the pipeline. `check_settings` reads all settings before the
+update starts, so that an invalid value fails `check` and `dry-run` rather than a running flow.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from penstock.errors import SpecError
 RESET_ALLOWED = "pipelines.reset.allowed"
 WIDENING = "pipelines.enableTypeWidening"
 FLOW_RETRIES = ("pipelines.maxFlowRetryAttempts", "spark.sql.pipelines.maxFlowRetryAttempts")
-"""How often a flow that failed with a transient error is started again: the name of Databricks and
-that of Spark's own engine."""
+"""How often a flow is restarted after transient errors: the names in Databricks and in Spark's own
+engine."""
 UPDATE_RETRIES = "pipelines.numUpdateRetryAttempts"
-"""The same for an update before its flows start. After that only flows are tried again."""
+"""The same for an update before its flows start. Afterwards, only flows are retried."""
 GROWING_STATE = "penstock.growingState"
-"""What to do about a query whose state grows without bound: `allow`, `warn` or `error`."""
+"""The action for a query whose state grows without bound: `allow`, `warn` or `error`."""
 TOMBSTONES = (
     "pipelines.cdc.tombstoneGCThresholdInSeconds",
     "pipelines.applyChanges.tombstoneGCThresholdInSeconds",
@@ -27,10 +27,10 @@ TOMBSTONES = (
 
 
 def check_settings(graph: DataflowGraph, configuration: Mapping[str, str]) -> None:
-    """Read every setting once.
+    """Validate all settings.
 
     Raises:
-        SpecError: A value is not one that its setting accepts.
+        SpecError: A setting has an invalid value.
     """
     update_retries(configuration)
     widening(configuration)
@@ -48,7 +48,7 @@ def flow_setting(
 ) -> tuple[str, str] | None:
     """A setting of a flow, its table or the pipeline, with its key.
 
-    Of several keys, the first one that a level has is taken.
+    If a level has several of the keys, the first one is taken.
     """
     levels = [flow.flow.spark_conf, configuration]
     if (node := graph.datasets.get(flow.target)) is not None:
@@ -70,13 +70,13 @@ def reset_allowed(node: DatasetNode, configuration: Mapping[str, str]) -> bool:
 
 
 def widening(configuration: Mapping[str, str]) -> bool | None:
-    """Whether new tables accept wider types of their columns; `None` without a setting."""
+    """Whether type widening is enabled for new tables; `None` if it is not set."""
     text = configuration.get(WIDENING)
     return None if text is None else boolean(WIDENING, text)
 
 
 def update_retries(configuration: Mapping[str, str]) -> int | None:
-    """How often a failed update is retried as a whole; `None` without a setting."""
+    """How often a failed update is retried as a whole; `None` if it is not set."""
     text = configuration.get(UPDATE_RETRIES)
     return None if text is None else _retries(UPDATE_RETRIES, text)
 
@@ -84,7 +84,7 @@ def update_retries(configuration: Mapping[str, str]) -> int | None:
 def flow_retries(
     graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
 ) -> int | None:
-    """How often a failed flow is started again; `None` without a setting."""
+    """How often a failed flow is restarted; `None` if it is not set."""
     setting = flow_setting(graph, flow, configuration, *FLOW_RETRIES)
     return None if setting is None else _retries(*setting)
 
@@ -92,7 +92,7 @@ def flow_retries(
 def growing_state_action(
     graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
 ) -> str:
-    """`allow`, `warn` (the default) or `error`."""
+    """The value of `penstock.growingState`: `allow`, `warn` (the default) or `error`."""
     _, text = flow_setting(graph, flow, configuration, GROWING_STATE) or ("", "warn")
     if text.lower() not in ("allow", "warn", "error"):
         raise SpecError(
@@ -106,7 +106,7 @@ def growing_state_action(
 def tombstone_seconds(
     graph: DataflowGraph, flow: FlowNode, configuration: Mapping[str, str]
 ) -> float | None:
-    """For how long an auto CDC flow keeps deleted keys, in seconds; `None` = forever."""
+    """How long an auto CDC flow keeps deleted keys, in seconds; `None` means forever."""
     setting = flow_setting(graph, flow, configuration, *TOMBSTONES)
     if setting is None:
         return None

@@ -13,7 +13,7 @@ from penstock.errors import PenstockError
 
 @dataclass(frozen=True, kw_only=True)
 class ResetTable:
-    """Full refresh: remove a table's rows and start its flows over with new checkpoints."""
+    """Full refresh: remove a table's rows and restart its flows with new checkpoints."""
 
     dataset: str
     flows: tuple[str, ...]
@@ -31,16 +31,16 @@ class PrepareTable:
 class _FlowStep:
     flow: str
     target: str  # key of the table, or name of the sink, that it writes to
-    upstream: tuple[str, ...] = ()  # keys of this plan that must be done; see `_runtime.tasks`
-    max_retries: int | None = None  # in a row; None = as the update has it
+    upstream: tuple[str, ...] = ()  # keys of datasets that must be done first; see `_runtime.tasks`
+    max_retries: int | None = None  # consecutive ones; None = as in the policy of the update
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartFlow(_FlowStep):
-    """Run a streaming flow: once over what is available, or until stopped."""
+    """Run a streaming flow: over all available rows, or until stopped."""
 
     output_mode: OutputMode
-    interval_seconds: float | None = None  # None = everything available, then end
+    interval_seconds: float | None = None  # None = process all available rows, then end
     is_eager: bool = False  # the interval applies only while there are no new rows
     trigger: Trigger | None = None  # continuous processing or real-time mode, without micro-batches
 
@@ -54,8 +54,8 @@ class RunOnceFlow(_FlowStep):
 class RefreshView(_FlowStep):
     """Repeat a batch query when one of its sources or the query changed.
 
-    It makes all rows of a materialized view, or those of a window of a streaming table; or it gives
-    new snapshots, which are applied.
+    The query computes all rows of a materialized view or the rows of a window of a streaming table,
+    or returns new snapshots to apply.
     """
 
     interval_seconds: float | None = None  # between two checks for changes; None = one refresh
@@ -69,7 +69,7 @@ RunStep = StartFlow | RunOnceFlow | RefreshView
 class Plan:
     """All steps of one update.
 
-    `refused` are flows among `runs` that Spark cannot run, with the reason: they are not started.
+    `refused` maps the flows in `runs` that Spark cannot run to the reason: they are not started.
     """
 
     resets: tuple[ResetTable, ...] = ()  # carried out first, in order
@@ -78,7 +78,7 @@ class Plan:
     excluded: tuple[str, ...] = ()  # datasets (keys) that the selection leaves out
     excluded_sinks: tuple[str, ...] = ()
     continuous: bool = False  # all flows run until stopped
-    notes: tuple[str, ...] = ()  # what the user should know before it starts, one sentence each
-    setup_retries: int | None = None  # of a reset or preparation; None = as the update has it
-    warnings: tuple[str, ...] = ()  # of problems that appear later; `run` shows them, too
+    notes: tuple[str, ...] = ()  # for the user, before the update starts; one sentence each
+    setup_retries: int | None = None  # of a reset or preparation; None = as in the policy
+    warnings: tuple[str, ...] = ()  # about problems that appear later; also shown by `run`
     refused: Mapping[str, PenstockError] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which trigger a flow gets, and where continuous processing and real-time mode are possible."""
+"""Reads the trigger of a flow, and checks whether the flow supports it."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,9 @@ from penstock._plan.settings import flow_setting
 from penstock.errors import PlanError, SpecError
 
 TRIGGER = "pipelines.trigger"
-"""Setting of a flow, a table or the pipeline: its trigger, as `parse_trigger` reads it."""
+"""Setting of a flow, a table or the pipeline: the trigger, in a form of `parse_trigger`."""
 INTERVAL = "pipelines.trigger.interval"
-"""Setting: the interval alone, as Databricks has it."""
+"""Setting: only the interval, as in Databricks."""
 
 # Shortest batch that Spark accepts in real-time mode.
 _REAL_TIME_SECONDS = 5.0
@@ -45,7 +45,7 @@ def declared_trigger(
 
 
 def check_trigger(graph: DataflowGraph, flow: FlowNode, trigger: Trigger) -> None:
-    """Refuse a trigger that a flow of a continuous update cannot have."""
+    """Refuse a trigger that a flow does not support in a continuous update."""
     name = flow.flow.name
     if trigger.ends:
         raise PlanError(
