@@ -12,9 +12,9 @@ _logger = logging.getLogger(__name__)
 
 
 def as_penstock_error(raised: BaseException, doing: str) -> PenstockError:
-    """Return an exception of the engine as it is, or wrapped as our bug.
+    """Convert an exception of the engine to a Penstock error; an unexpected one is a bug.
 
-    The text of a foreign exception stays out of the message, because it is not redacted; it is in
+    The message does not contain the text of other exceptions, because it is not redacted; it is in
     the log and in `__cause__`.
     """
     if isinstance(raised, PenstockError):
@@ -38,7 +38,7 @@ def refused_by_system(raised: BaseException, doing: str) -> SetupError | None:
 
     `None` for any other exception.
     """
-    # Of `os.getcwd`: other functions name the file.
+    # Raised by `os.getcwd`: the errors of other functions have a file name.
     if isinstance(raised, FileNotFoundError) and raised.errno and raised.filename is None:
         return SetupError(
             "WORKING_DIRECTORY_GONE",
@@ -57,7 +57,7 @@ def refused_by_system(raised: BaseException, doing: str) -> SetupError | None:
 
 
 def disk_full(raised: BaseException, doing: str) -> SetupError | None:
-    """The error for a file system that takes no more; `None` for any other exception."""
+    """The error for a full or read-only file system; `None` for any other exception."""
     if not isinstance(raised, OSError) or raised.errno not in _FULL:
         return None
     error = SetupError(

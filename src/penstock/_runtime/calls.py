@@ -1,4 +1,4 @@
-"""Calls to the engine, each on its own thread; the result comes back as a message."""
+"""Calls to the engine, each on a separate thread; the result is returned as a message."""
 
 import logging
 from collections.abc import Callable
@@ -20,7 +20,7 @@ OnError = Callable[[PenstockError], None]
 class EngineCalls:
     """Non-blocking calls to the engine for the loop of the update. Never raises.
 
-    `inbox` receives every result as a call of the callback that was passed.
+    `inbox` receives every result as a call of the callback for it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EngineCalls:
         self._call(call, f"running {step.flow}", on_outcome, on_error)
 
     def request_stop(self, flow: str, running: RunningFlow) -> None:
-        """Ask a flow to end. A failure to ask is logged: the stop timeout covers it."""
+        """Request a flow to stop. A failed request is only logged: the stop timeout covers it."""
         try:
             running.request_stop()
         except Exception:

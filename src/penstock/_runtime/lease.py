@@ -1,4 +1,4 @@
-"""Leases: one driver per pipeline and per table, by an OS lock on a file.
+"""Leases: an OS lock on a file ensures one driver per pipeline and per table.
 
 The lock belongs to the open file, not to the process: a process that inherits the descriptor holds
 it too. The Spark JVM must inherit it (`pass_fds` of `subprocess`), because a JVM can outlive its
@@ -28,15 +28,15 @@ from penstock._runtime.system import SystemProcesses
 from penstock.errors import SetupError
 
 _LEFTOVER_SECONDS = 15.0
-"""Time that child processes of a dead holder get to end."""
+"""Time for child processes of a dead holder to end."""
 _RETRY_SECONDS = 0.05
 _DYING_SECONDS = 0.3
-"""A process that was just killed is still in the process table for a moment."""
+"""A killed process remains in the process table for a short time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseEnvironment:
-    """The machine; replaceable in tests.
+    """Clock, processes and waiting of the machine; replaceable in tests.
 
     `wait` polls: the system does not report when a lock is released.
     """
@@ -66,9 +66,9 @@ class Lease:
     ) -> Self:
         """Take the lease, or fail within 0.5 s if a living process holds it.
 
-        If the recorded holder is dead but the lock is still held, its JVM is about to end: wait for
-        that up to 15 seconds. The file and its folders are created if missing, and never
-        removed. `holder` has no secrets; a `command` replaces the recorded program and subcommand.
+        If the recorded holder is dead but the lock is still held, its JVM is about to end: this
+        waits up to 15 seconds. The file and its folders are created if missing, and never removed.
+        `holder` must not contain secrets; a `command` in it replaces the program and subcommand.
 
         Raises:
             SetupError: LEASE_HELD, LEASE_LEFTOVER or LEASE_UNAVAILABLE.
@@ -103,11 +103,11 @@ class Lease:
                 os.close(fd)
                 raise
             os.close(fd)
-            # Held by a process that is about to end, or the file was removed meanwhile.
+            # Held by a process that is about to end, or the file was removed in the meantime.
             machine.wait(_RETRY_SECONDS)
 
     def release(self) -> None:
-        """Give this process's hold up; a child that inherited the descriptor keeps its own.
+        """Release the lock of this process; a child that inherited the descriptor keeps the lock.
 
         Idempotent.
         """
@@ -115,8 +115,8 @@ class Lease:
             return
         fd, self._fd = self._fd, None
         try:
-            # The next one must wait for our JVM instead of taking this process for the holder. On
-            # a full disk that is lost, which is no reason to fail at the end of an update.
+            # The next driver must wait for our JVM instead of taking this process for the holder.
+            # On a full disk this is not recorded, which must not fail the end of an update.
             with suppress(OSError):
                 _write_record(fd, {**self._record, "released": True})
         finally:
@@ -131,7 +131,7 @@ class Lease:
 
 
 def living_holder(path: Path) -> Mapping[str, Any] | None:
-    """What the holder of a lease wrote (`pid`, `host`, `since`, ...); `None` if no holder lives.
+    """The record of the holder of a lease (`pid`, `host`, ...); `None` if no holder is alive.
 
     Takes no lock.
     """
@@ -155,7 +155,7 @@ def try_lock(fd: int) -> bool:
 
 
 def _is_still(fd: int, path: Path) -> bool:
-    """Whether the path still leads to the open file; if not, it was removed meanwhile."""
+    """Whether the path still refers to the open file; otherwise the file was removed."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except OSError:
@@ -175,7 +175,7 @@ def _read_record(fd: int) -> dict[str, Any]:
 
 
 def record_of(text: bytes | str) -> dict[str, Any]:
-    """What the holder wrote; empty while it is still about to write."""
+    """The record of the holder; empty while it is not written yet."""
     try:
         record = json.loads(text)
     except ValueError:

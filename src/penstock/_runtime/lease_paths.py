@@ -1,9 +1,9 @@
 """Paths of the lock files of leases.
 
-With a local storage root they are next to the data, so all writers use the same lock; symbolic
+With a local storage root the files are next to the data, so all writers use the same lock; symbolic
 links are followed, so that one folder has one path. Other file systems (s3a, abfss, hdfs, ...) have
-no locks: the files are then in the user's state folder, and refuse a second driver of this user on
-this host at once; `_execution.storage_lease` covers others.
+no locks: the files are then in the user's state folder, and immediately refuse a second driver of
+this user on this host; `_execution.storage_lease` covers other drivers.
 """
 
 import os
@@ -41,9 +41,9 @@ def pipeline_lease_path(storage_uri: str) -> Path:
 
 
 def table_lease_path(table_uri: str) -> Path:
-    """Lock file for one table: a hidden file beside a local table's folder.
+    """Lock file for one table: a hidden file next to a local table's folder.
 
-    Depends on the table's place only, so that two pipelines that write to the same path meet.
+    Depends only on the table's location, so that pipelines that write to it use the same lock.
     """
     local = local_path(table_uri)
     if local is not None:

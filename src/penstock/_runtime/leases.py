@@ -12,7 +12,7 @@ from penstock.errors import SpecError
 DURATION = "penstock.lease.duration"
 _DEFAULT_SECONDS = 30.0
 NOT_STOPPABLE = {"stoppable": "no"}
-"""Of the holder of a command that a signal would kill: it does not stop as an update does."""
+"""Recorded for a command that a signal would kill: it does not stop gracefully."""
 
 
 def lease_seconds(configuration: Mapping[str, str]) -> float:
@@ -32,19 +32,19 @@ class RemoteLease(Protocol):
     """The lease of a storage on another machine; see `_execution.storage_lease`."""
 
     def add_tables(self, paths: Iterable[str]) -> None:
-        """Name tables before they are written."""
+        """Record tables before they are written."""
 
     def failure(self) -> str | None:
-        """The failure if another driver has taken the lease over; looks into the storage."""
+        """The failure if another driver has taken over the lease; reads the storage."""
 
     def on_lost(self, call: Callable[[str], None]) -> None:
-        """Set what is called with the failure when another driver has taken the lease over."""
+        """Set the function to call with the failure when another driver takes over the lease."""
 
 
 class PipelineLeases:
     """Prevents other commands from writing to a pipeline until the block ends.
 
-    `holder` is shown to commands that are refused meanwhile. Raises as `Lease.acquire`.
+    `holder` is shown to commands that are refused. Raises the errors of `Lease.acquire`.
     """
 
     def __init__(self, storage: str, holder: Mapping[str, str]) -> None:
@@ -56,7 +56,7 @@ class PipelineLeases:
         self.remote: RemoteLease | None = None
         """Set while a session is open, if the storage is on another machine."""
         self.on_wait: Callable[[str], None] = lambda _: None
-        """Called when a lease cannot be taken at once, with the reason."""
+        """Called with the reason when a lease cannot be taken immediately."""
 
     def add_tables(self, paths: Iterable[str]) -> None:
         """Lease tables as well: another pipeline may write to the same path."""

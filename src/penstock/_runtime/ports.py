@@ -9,7 +9,7 @@ from penstock._plan.steps import PrepareTable, RefreshView, ResetTable, RunOnceF
 from penstock.errors import PenstockError
 
 OnEnd = Callable[[PenstockError | None], None]
-"""Called when a flow, or the set-up of a table, has ended: with the error if it has failed."""
+"""Called when a flow, or the set-up of a table, has ended, with the error if it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,10 @@ class RunningFlow(Protocol):
     """A started streaming flow."""
 
     def request_stop(self) -> None:
-        """Ask it to end after the micro-batch in flight. Returns at once; any thread."""
+        """Request a stop after the micro-batch in flight. Returns immediately; any thread."""
 
     def interrupt(self) -> None:
-        """End it now; the micro-batch in flight is repeated by the next start. May block 10 s."""
+        """Stop now; the next start repeats the micro-batch in flight. May block for 10 s."""
 
 
 class Engine(Protocol):
@@ -35,12 +35,11 @@ class Engine(Protocol):
 
     All methods are called on threads of `_runtime`, never on the main thread, which stays free for
     signals: `reset` and `prepare` one after the other, the others concurrently, one thread per
-    step. They raise only `PenstockError`; `retryable` of a `FlowError` tells whether a retry can
-    help.
+    step. They raise only `PenstockError`; `retryable` of a `FlowError` is whether a retry can help.
     """
 
     def reset(self, step: ResetTable) -> None:
-        """Remove the table's rows and quarantine, give its flows new checkpoints. Idempotent."""
+        """Remove the table's rows and quarantine; its flows get new checkpoints. Idempotent."""
 
     def prepare(self, step: PrepareTable) -> None:
         """Create or alter the table. Idempotent."""
@@ -49,20 +48,20 @@ class Engine(Protocol):
         """Start a streaming flow and return.
 
         `on_end` is called exactly once, on a thread of the engine, when the flow has ended and all
-        its events are out; never when `start_flow` itself raises.
+        its events are emitted; it is not called if `start_flow` itself raises.
         """
 
     def run_once(self, step: RunOnceFlow) -> RunOutcome:
-        """Run a batch flow to its end, or find that it already ran."""
+        """Run a batch flow to its end, unless it already ran."""
 
     def refresh(self, step: RefreshView) -> RunOutcome:
-        """Refresh a materialized view, or find that nothing changed."""
+        """Refresh a materialized view, unless nothing changed."""
 
     def cancel(self) -> None:
-        """Cancel the batch steps that are running; they raise. Any thread."""
+        """Cancel the running batch steps, which then raise. Any thread."""
 
     def finish(self, *, is_stopped: bool) -> None:
-        """Report what is left to report: all flows have ended, the update's last event comes next.
+        """Report the remaining events: all flows have ended; the update's last event follows.
 
         Tables are not compacted after a request to stop. Called once, on the update's thread; never
         raises because of a flow.
@@ -73,12 +72,12 @@ class Scheduler(Protocol):
     """Time, waiting and threads, so that a test can replace all three by virtual time."""
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards."""
+        """Seconds of a monotonic clock."""
 
     def receive(
         self, inbox: "SimpleQueue[Callable[[], None]]", deadline: float | None
     ) -> Callable[[], None] | None:
-        """Take the next message; `None` when `deadline` (of `monotonic`) passed first."""
+        """Take the next message; `None` if `deadline` (of `monotonic`) passes first."""
 
     def start_thread(self, target: Callable[[], None], name: str) -> None:
         """Run `target`, which never raises, on a daemon thread."""
@@ -88,8 +87,8 @@ class Scheduler(Protocol):
 class ProcessInfo:
     """A living process.
 
-    `started` has any unit that is constant per process, and distinguishes it from a later process
-    with the same id; `None` = unknown.
+    `started` is constant per process, in any unit, and distinguishes it from a later process with
+    the same id; `None` means unknown.
     """
 
     started: int | None = None

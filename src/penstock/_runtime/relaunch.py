@@ -1,4 +1,4 @@
-"""Runs continuous updates again after the death of the JVM, and jobs after a failed query."""
+"""Reruns continuous updates after the JVM has ended, and jobs after a failed query."""
 
 import random
 import time
@@ -9,7 +9,7 @@ from penstock._runtime.update import UpdateResult
 from penstock.errors import PenstockError
 
 _NO_SESSION = frozenset({JVM_DIED, "JVM_START_FAILED", "SPARK_START_FAILED"})
-"""Conditions after which a retry is tried again: memory that is missing now may be free later."""
+"""Conditions of a failed retry that allow another one: memory may be free later."""
 
 
 def has_no_jvm(error: PenstockError) -> bool:
@@ -25,11 +25,11 @@ def run_with_relaunches(
     monotonic: Callable[[], float] = time.monotonic,
     jitter: Callable[[], float] = random.random,
 ) -> UpdateResult:
-    """Run updates until one ends by something else than failures that need another session.
+    """Run updates until one ends without a failure that needs a new session.
 
     `run` gets the number of the retry, 0 for the first run, and whether the set-up of tables is
-    done, so that nothing is reset again. `on_relaunch` waits, as the decision says; `False` = a
-    stop was requested, so no retry. Raises what the last run raised.
+    done, so that nothing is reset again. `on_relaunch` waits for the backoff, and returns `False`
+    if a stop was requested: then there is no retry. Raises the exception of the last run.
     """
     history, is_set_up = RunHistory(started_at=monotonic()), False
     while True:

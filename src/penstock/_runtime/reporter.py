@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 def error_info(error: PenstockError, *, fatal: bool = True) -> ErrorInfo:
     """An error for an event: its text with origin and hint, without the condition in front.
 
-    The bus masks it.
+    The bus masks secrets in it.
     """
     return ErrorInfo(
         condition=error.condition,
@@ -50,7 +50,7 @@ class UpdateReporter:
             self._datasets.update(run.upstream)
 
     def enter(self, state: UpdateState, message: str) -> None:
-        """Report a state of the update, unless it was the last one."""
+        """Report a state of the update, unless it was reported last."""
         if self._state is not state:
             self.update(state, message)
 
@@ -62,7 +62,7 @@ class UpdateReporter:
         self._bus.emit(Event(self._origin, UpdateProgress(state), message, error=info))
 
     def excluded(self, plan: Plan) -> None:
-        """The selection leaves some datasets and sinks out."""
+        """Report the datasets and sinks that the selection leaves out."""
         for name in (*plan.excluded, *plan.excluded_sinks):
             is_sink = name in plan.excluded_sinks
             origin = (
@@ -76,7 +76,7 @@ class UpdateReporter:
     def flow(
         self, task: Task, status: FlowStatus, message: str, *, error: PenstockError | None = None
     ) -> None:
-        """A flow entered a status; an error with any status but FAILED is a warning."""
+        """Report the status of a flow; an error with a status other than FAILED is a warning."""
         task.status = status
         fatal = status is FlowStatus.FAILED
         info = None if error is None else error_info(error, fatal=fatal)

@@ -37,31 +37,32 @@ Decision = RestartAfter | GiveUp
 
 
 def is_transient(error: PenstockError) -> bool:
-    """Whether another run can help. Broken expectations and checkpoints never get better."""
+    """Whether a retry can help: never for violated expectations or checkpoint errors."""
     if isinstance(error, ExpectationFailedError | CheckpointError):
         return False
     return isinstance(error, FlowError) and error.retryable
 
 
 JVM_DIED = "JVM_DIED"
-"""Condition of what fails because Spark's JVM has ended: only a new session can help."""
+"""Condition of failures caused by the end of Spark's JVM: only a new session can help."""
 
 AT_ONCE = frozenset({"SCHEMA_EVOLVED", "FILES_QUARANTINED"})
-"""Conditions that have been dealt with: the next run is another one. Each of them takes in
-something new (a field, a file), so they cannot continue for ever, and they are no retries."""
+"""Conditions that are resolved by a restart without backoff, which does not count as a retry. Each
+restart includes something new (a field, a file), so that restarts cannot repeat forever."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """When a flow that failed runs again.
+    """When a failed flow is restarted.
 
     Attributes:
-        max_retries: Retries in a row before the flow is given up; runs are one more.
+        max_retries: Consecutive retries before the flow is given up, in addition to the first run.
         initial_backoff_seconds: Wait before the first retry; each further wait is twice as long.
         max_backoff_seconds: Longest wait.
-        jitter: Part by which a wait is made longer or shorter at random, so that flows that failed
-            together do not come back together: 0.2 = up to 20 %.
-        healthy_after_seconds: A run that lasted this long gives all retries back; `None` = never.
+        jitter: Fraction by which a wait is randomly lengthened or shortened, so that flows that
+            failed together do not restart together: 0.2 means up to 20 %.
+        healthy_after_seconds: A run that lasted this long resets the number of retries; `None`
+            means never.
     """
 
     max_retries: int = 2
@@ -71,7 +72,7 @@ class RestartPolicy:
     healthy_after_seconds: float | None = None
 
     def allowing(self, max_retries: int | None) -> "RestartPolicy":
-        """The policy with another number of retries; `None` leaves it as it is."""
+        """The policy with another number of retries; `None` keeps the number."""
         return self if max_retries is None else replace(self, max_retries=max_retries)
 
     def decide(
@@ -85,7 +86,7 @@ class RestartPolicy:
         return self.retry(history, now, random)
 
     def retry(self, history: RunHistory, now: float, random: Callable[[], float]) -> Decision:
-        """Decide about a run that failed with an error that may pass; arguments as of `decide`."""
+        """Decide about a run that failed with a transient error; arguments as for `decide`."""
         healthy = (
             self.healthy_after_seconds is not None
             and now - history.started_at >= self.healthy_after_seconds
@@ -103,10 +104,10 @@ class RestartPolicy:
 
 
 TRIGGERED = RestartPolicy()
-"""2 retries, never given back: a crash loop ends with the third run."""
+"""2 retries, never reset: a crash loop ends with the third run."""
 
 CONTINUOUS = RestartPolicy(max_retries=10, healthy_after_seconds=600.0)
-"""10 retries (about 25 minutes of trying), given back by 10 minutes without a failure."""
+"""10 retries (in about 25 minutes), reset after 10 minutes without a failure."""
 
 RELAUNCH = replace(CONTINUOUS, initial_backoff_seconds=1.0)
-"""For an update whose JVM died: the start of Spark takes as long as a first wait of a flow."""
+"""For an update whose JVM has ended: Spark takes as long to start as the first wait of a flow."""

@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 _logger = logging.getLogger(__name__)
 
 _AT_ONCE = 8
-"""Tables at a time: most of the time of a step is spent waiting for the storage."""
+"""Number of concurrent steps: most of the time of a step is spent waiting for the storage."""
 
 
 @dataclass(eq=False)
@@ -26,9 +26,9 @@ class _Task:
 
 
 class TableSetup:
-    """Executes the resets, then the preparations of a plan. Fails flows without their table.
+    """Executes the resets, then the preparations of a plan. Fails the flows of a failed table.
 
-    `was_cut`: a stop, or the end of Spark's JVM, left steps undone.
+    `was_cut` is true if a stop, or the end of Spark's JVM, left steps undone.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TableSetup:
         return not (self._busy or self._paused or self._left)
 
     def advance(self) -> bool:
-        """Start the next steps that are of use; whether all is over."""
+        """Start the next steps that are needed. Returns whether all steps have ended."""
         while self._left and len(self._busy) < _AT_ONCE:
             step = self._left[0].step
             if isinstance(step, PrepareTable) and self._is_resetting:
@@ -69,7 +69,7 @@ class TableSetup:
         return self.has_ended
 
     def _is_needed(self, dataset: str) -> bool:
-        """Whether any flow into it is left; a table without flows is wanted for itself."""
+        """Whether any flow into the dataset has not ended, or it has no flows."""
         tasks = self._board.into(dataset)
         return not tasks or not all(task.has_ended for task in tasks)
 
@@ -78,13 +78,13 @@ class TableSetup:
         return any(isinstance(task.step, ResetTable) for task in (*self._busy, *self._paused))
 
     def stop(self) -> None:
-        """Start nothing more; steps on their way continue."""
+        """Start no further steps; running ones continue."""
         self.was_cut = bool(self._left or self._paused)
         self._left.clear()
         self._paused.clear()
 
     def abandon(self) -> None:
-        """Wait no longer for steps on their way."""
+        """Stop waiting for running steps."""
         self.was_cut = self.was_cut or bool(self._busy)
         self._busy.clear()
 
@@ -110,7 +110,7 @@ class TableSetup:
             message = f"setting up {step.dataset} failed, retry in {decision.seconds:.1f} s: "
             message += error.message
             for flow in self._board.into(step.dataset):
-                # One of two flows into the table may have been skipped before; that is final.
+                # A flow into the table may have been skipped before, which is final.
                 if not flow.has_ended:
                     services.report.flow(flow, FlowStatus.QUEUED, message, error=error)
         else:
@@ -119,7 +119,7 @@ class TableSetup:
             self._supervisor.fail_table(step.dataset, error)
 
     def end_pauses(self) -> None:
-        """Try the failed steps again now."""
+        """Retry the failed steps now."""
         for task in tuple(self._paused):
             self._end_pause(task)
 

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 class Supervisor:
     """Starts tasks, handles their results, retries, gives up and stops them.
 
-    All methods are called on the thread of the update. `failures` are of tasks that failed finally.
+    All methods are called on the thread of the update. `failures` has the errors of failed tasks.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Supervisor:
     def _now(self) -> float:
         return self._services.clock.monotonic()
 
-    # What the update asks for
+    # Requests of the update
 
     def start_ready(self) -> None:
-        """Start every waiting task that is ready and finds a free slot."""
+        """Start the waiting tasks that are ready, as far as slots are free."""
         for task in self._board.ready():
             limit = self._max_streams if task.is_stream else self._max_batches
             if self._board.busy(streams=task.is_stream) < limit:
@@ -53,13 +53,13 @@ class Supervisor:
         self._fail_if_stalled()
 
     def fail_refused(self, refused: Mapping[str, PenstockError]) -> None:
-        """Fail flows that cannot be started, skip those below. Before anything is set up."""
+        """Fail flows that cannot be started, and skip downstream ones; before any set-up."""
         for task in self._board:
             if task.name in refused and not task.has_ended:
                 self._give_up(task, "it cannot be started", refused[task.name])
 
     def fail_table(self, dataset: str, error: PenstockError) -> None:
-        """Fail the flows into a table that could not be set up, skip those below."""
+        """Fail the flows into a table that could not be set up, and skip downstream ones."""
         self.failures.append(error)
         message = f"{dataset} could not be set up: {error.message}"
         for task in self._board.into(dataset):
@@ -68,7 +68,7 @@ class Supervisor:
         self._give_up_downstream(dataset, cause=dataset)
 
     def request_stop(self) -> None:
-        """Start nothing more; ask streaming flows to end; let batch steps finish."""
+        """Start no further tasks, request streaming flows to stop, and let batch steps finish."""
         self.is_stopping = True
         for task in self._board:
             if task.is_busy:
@@ -78,7 +78,7 @@ class Supervisor:
                 self._end_stopped(task)
 
     def end_pauses(self) -> None:
-        """Start now what waits for a timer."""
+        """End the pauses of tasks that wait for a timer."""
         for task in self._board:
             if task.phase is Phase.PAUSED:
                 task.phase = Phase.WAITING
@@ -91,7 +91,7 @@ class Supervisor:
         self._services.calls.cancel()
 
     def abandon(self) -> None:
-        """Wait no longer for what ignores the interrupt; it ends with its JVM."""
+        """Stop waiting for tasks that ignore the interrupt; they end with the JVM."""
         for task in self._board:
             if not task.has_ended:
                 message = f"{task.name} did not stop in time"
@@ -118,7 +118,7 @@ class Supervisor:
             )
             return
         task.phase = Phase.RUNNING
-        # A view that only looks again whether something changed says nothing until it did.
+        # A view that is only checked again for changes reports nothing without a change.
         if not looks_again:
             self._services.report.flow(task, FlowStatus.RUNNING, f"{task.name} is running")
         self._services.calls.run_batch(
@@ -128,7 +128,7 @@ class Supervisor:
         )
 
     def _fail_if_stalled(self) -> None:
-        """End tasks that wait for each other. The planner never makes such a plan."""
+        """Fail tasks that wait for each other. The planner never creates such a plan."""
         if any(task.is_busy or task.phase is Phase.PAUSED for task in self._board):
             return
         waiting = [task for task in self._board if not task.has_ended]
@@ -144,7 +144,7 @@ class Supervisor:
         for task in waiting:
             self._end(task, FlowStatus.FAILED, f"{task.name} cannot start", error=error)
 
-    # What happened to a task
+    # Results of tasks
 
     def _on_started(self, task: Task, attempt: int, running: RunningFlow) -> None:
         if task.attempt != attempt or task.phase is not Phase.STARTING:
@@ -167,7 +167,7 @@ class Supervisor:
         if task.attempt != attempt or not task.is_busy:
             return
         if task.phase is Phase.STARTING:
-            # The end overtook the start; it counts once the start is known to have succeeded.
+            # The end is reported before the start; it is handled when the start has succeeded.
             task.ended_early = (error,)
         elif error is not None:
             self._fail(task, as_penstock_error(error, f"running {task.name}"))
@@ -184,7 +184,7 @@ class Supervisor:
         task.history = RunHistory(started_at=started_at)
         is_view = isinstance(task.step, RefreshView)
         status = FlowStatus.IDLE if is_view and not outcome.changed else FlowStatus.COMPLETED
-        # No colon: behind a name such as `signature`, a value would be taken for a secret.
+        # No colon: after a name such as `signature` and a colon, the text is masked as a secret.
         message = f"{task.name} ({outcome.reason})"
         interval = task.step.interval_seconds if isinstance(task.step, RefreshView) else None
         if interval is None:
@@ -203,12 +203,12 @@ class Supervisor:
         self._services.timers.add(until, partial(self._wake, task, task.attempt))
 
     def _wake(self, task: Task, attempt: int) -> None:
-        # Back to the queue rather than straight to a start: there may be no free slot.
+        # The task returns to the queue instead of starting: there may be no free slot.
         if task.attempt == attempt and task.phase is Phase.PAUSED:
             task.phase = Phase.WAITING
 
     def _fail(self, task: Task, error: PenstockError) -> None:
-        """A run failed: try again, give up, or end as part of the current stop."""
+        """Handle a failed run: retry, give up, or end as part of the current stop."""
         if self.is_interrupted:
             # Most likely caused by the interrupt.
             _logger.info("%s ended during the interrupt: %s", task.name, error)
@@ -245,7 +245,7 @@ class Supervisor:
             self._give_up_downstream(task.target, cause=task.name)
 
     def _give_up_downstream(self, dataset: str, *, cause: str) -> None:
-        """Skip what waits for a dataset that will not be done; stop what reads it already."""
+        """Skip tasks that wait for a dataset that will not be done; stop tasks that read it."""
         for task in self._board.downstream(dataset):
             if task.has_ended or task.halted_by is not None:
                 continue
@@ -275,6 +275,6 @@ class Supervisor:
         self._end(task, FlowStatus.STOPPED, message, error=task.last_error)
 
     def _ask_to_stop(self, task: Task) -> None:
-        # A flow that is still starting is asked when it has started; a batch step just finishes.
+        # A flow that is starting gets the request after its start; a batch step finishes.
         if task.running is not None:
             self._services.calls.request_stop(task.name, task.running)

@@ -36,7 +36,7 @@ class SystemScheduler:
 
 
 class SystemProcesses:
-    """The processes of this machine: `/proc` where there is one, else signal 0."""
+    """The processes of this machine: from `/proc` if it exists, otherwise by signal 0."""
 
     def look_up(self, pid: int) -> ProcessInfo | None:
         if pid <= 0:
@@ -44,9 +44,9 @@ class SystemProcesses:
         try:
             text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            # No /proc here, or one that hides the processes of other users.
+            # There is no /proc, or it hides the processes of other users.
             return ProcessInfo() if _answers_signals(pid) else None
-        # The command in parentheses may hold spaces and parentheses itself.
+        # The command in parentheses may contain spaces and parentheses.
         fields = text.rpartition(")")[2].split()
         if fields[0] in {"Z", "X"}:
             return None

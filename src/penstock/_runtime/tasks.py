@@ -14,7 +14,7 @@ from penstock._runtime.restart import RunHistory
 from penstock.errors import PenstockError
 
 SETTLED = (FlowStatus.COMPLETED, FlowStatus.IDLE)
-"""A task with one of these did what it had to do."""
+"""Statuses of tasks that did all their work."""
 
 _NEVER_RAN = RunHistory(started_at=0.0)
 
@@ -23,9 +23,9 @@ class Phase(Enum):
     WAITING = auto()
     """Not started yet, or waiting for a free slot."""
     STARTING = auto()
-    """A thread is about to start the flow."""
+    """A thread is starting the flow."""
     RUNNING = auto()
-    """The flow, or the batch step, runs."""
+    """The flow, or the batch step, is running."""
     PAUSED = auto()
     """A timer will run it again: after a failure, or at the next interval of a view."""
     ENDED = auto()
@@ -38,12 +38,12 @@ class Task:
 
     Attributes:
         status: The last status that was reported.
-        attempt: Counts starts, to recognise late messages of an earlier start.
+        attempt: Number of starts, to recognize late messages of an earlier start.
         history: History of the current run, for the restart policy.
         passed: Whether a batch step completed at least once.
         running: The started streaming flow.
-        ended_early: Its end if that was reported before its start; a tuple because the end may have
-            no error.
+        ended_early: The error of an end that was reported before the start; a tuple because there
+            may be no error.
         halted_by: The failed upstream flow that stops it.
         last_error: Error of the last run, while a retry is pending.
     """
@@ -65,17 +65,17 @@ class Task:
 
     @property
     def target(self) -> str:
-        """Key of the dataset, or name of the sink, that it writes to."""
+        """Key of the dataset, or name of the sink, that the task writes to."""
         return self.step.target
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a streaming flow; otherwise it is a batch step."""
+        """Whether the task is a streaming flow; otherwise it is a batch step."""
         return isinstance(self.step, StartFlow)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread or a flow of the engine works on it."""
+        """Whether the task is starting or running."""
         return self.phase in {Phase.STARTING, Phase.RUNNING}
 
     @property
@@ -84,7 +84,7 @@ class Task:
 
     @property
     def is_done(self) -> bool:
-        """Whether it did all that it had to do."""
+        """Whether the task has ended after all its work."""
         return self.has_ended and self.status in SETTLED
 
 
@@ -105,7 +105,7 @@ class TaskBoard:
         return self._by_target.get(dataset, [])
 
     def busy(self, *, streams: bool) -> int:
-        """How many streaming flows, or batch steps, are busy."""
+        """The number of busy streaming flows, or of busy batch steps."""
         return sum(task.is_busy and task.is_stream is streams for task in self.tasks)
 
     @property
@@ -115,9 +115,10 @@ class TaskBoard:
     def ready(self) -> list[Task]:
         """Waiting tasks whose upstream datasets are done, in the order to start them.
 
-        Triggered: every task into every upstream dataset is done. Continuous: a streaming flow
-        waits only for the first refresh of the views that it reads (a join with a view that is
-        still empty would lose rows for good); a batch step also for the run-once flows.
+        In a triggered update, every task into every upstream dataset must be done. In a continuous
+        update, a streaming flow waits only for the first refresh of the views that it reads (a join
+        with a view that is still empty would lose rows permanently); a batch step also waits for
+        run-once flows.
         """
         ready = [
             task for task in self.tasks if task.phase is Phase.WAITING and self._is_ready(task)
@@ -142,7 +143,7 @@ class TaskBoard:
         return upstream.passed or upstream.is_stream
 
     def downstream(self, dataset: str) -> list[Task]:
-        """The tasks that read a dataset, directly or through others; those into it excepted."""
+        """The tasks that read a dataset, directly or through others, except the tasks into it."""
         others = [task for task in self.tasks if task.target != dataset]
         readers: list[Task] = []
         datasets, known = {dataset}, 0

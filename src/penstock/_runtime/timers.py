@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 
 class Timers:
-    """Callbacks in the order of their time. Cannot be cancelled: a callback checks for itself."""
+    """Callbacks ordered by time. They cannot be cancelled: each checks whether it still applies."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
 
     def add(self, when: float, callback: Callable[[], None]) -> None:
-        """Call `callback` at `when`; at equal times in the order of adding."""
+        """Call `callback` at `when`; callbacks with equal times are called in insertion order."""
         heapq.heappush(self._heap, (when, next(self._count), callback))
 
     @property
@@ -21,7 +21,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> list[Callable[[], None]]:
-        """Remove and return the callbacks whose time has come."""
+        """Remove and return the callbacks that are due."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap)[2])

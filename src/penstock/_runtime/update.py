@@ -53,23 +53,23 @@ class UpdateResult:
 
 
 class Update:
-    """One execution of a plan. Runs one time.
+    """One execution of a plan. Can be run only once.
 
     Args:
-        plan: What to do.
-        engine: Does it.
-        bus: Gets `update_progress` and `flow_progress` events.
+        plan: The steps.
+        engine: Executes the steps.
+        bus: Receives `update_progress` and `flow_progress` events.
         pipeline_name: For the origin of events.
         update_id: For the origin of events and the result.
-        policy: When a failed flow runs again; `None` chooses by the plan's mode.
+        policy: When a failed flow is restarted; `None` selects the policy of the plan's mode.
         scheduler: Time, waiting and threads.
-        jitter: Gives numbers from 0 to 1 for the restart policy.
-        stop_timeout_seconds: From the first `request_stop` to the interrupt.
-        interrupt_timeout_seconds: From the interrupt to the end of the update, whatever still
+        jitter: Returns numbers from 0 to 1 for the restart policy.
+        stop_timeout_seconds: Time from the first `request_stop` to the interrupt.
+        interrupt_timeout_seconds: Time from the interrupt to the end of the update, even if a step
             hangs.
-        max_streaming_flows: Streaming flows at a time in a triggered update; a continuous one needs
+        max_streaming_flows: Concurrent streaming flows of a triggered update; a continuous one runs
             all of them.
-        max_batch_steps: Batch steps at a time; `None` = one per core, at least two.
+        max_batch_steps: Concurrent batch steps; `None` means one per core, at least two.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Update:
         self._report = UpdateReporter(
             bus, pipeline_name=pipeline_name, update_id=update_id, plan=plan
         )
-        # Put by any thread and by signal handlers: SimpleQueue.put is reentrant.
+        # Filled by any thread and by signal handlers: SimpleQueue.put is reentrant.
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._timers = Timers()
         services = Services(
@@ -119,24 +119,24 @@ class Update:
         self._setup = TableSetup(plan, self._board, self._supervisor, services)
 
     def request_stop(self) -> None:
-        """Stop.
+        """Stop the update.
 
         The first call ends gracefully: nothing new starts, streaming flows finish their
         micro-batch, batch steps finish. The second call, or the stop timeout, interrupts. Returns
-        at once; any thread, also a signal handler; also before `run`.
+        immediately. May be called on any thread, in a signal handler, and before `run`.
         """
         self._inbox.put(self._on_stop_request)
 
     def engine_died(self) -> None:
-        """End all pauses, so that what waits for a timer fails now. Any thread."""
+        """End all pauses, so that steps that wait for a timer fail now. Any thread."""
         self._inbox.put(self._setup.end_pauses)
         self._inbox.put(self._supervisor.end_pauses)
 
     def run(self) -> UpdateResult:
-        """Carry the plan out; return when every flow has its final status.
+        """Execute the plan; return when every flow has its final status.
 
-        Never raises because of a flow. An exception that does come out (a bug, or an interrupt of
-        the calling thread) leaves after the engine was told to stop everything.
+        Never raises because of a flow. Any other exception (a bug, or an interrupt of the calling
+        thread) is raised after the interrupt of all steps.
         """
         try:
             self._report.excluded(self._plan)
@@ -152,7 +152,7 @@ class Update:
     # The loop
 
     def _loop(self) -> None:
-        # A stop that came before the start must win.
+        # A stop that was requested before the start must be handled first.
         while (early := self._scheduler.receive(self._inbox, self._now())) is not None:
             early()
         while True:
