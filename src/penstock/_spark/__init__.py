@@ -1,1 +1,1 @@
-"""What Spark is and says: sessions, facts of plans, failures."""
+"""The interface to Spark: sessions, facts from plans, failures."""

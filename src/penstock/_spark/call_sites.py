@@ -1,6 +1,6 @@
-"""PySpark records the line of each `Column` operation, which error messages show.
+"""Limits the recording of source lines of `Column` operations to user code.
 
-That takes about 15 calls of the JVM per operation. The lines of user code are worth it; those of
+PySpark records the line of each operation for error messages, with about 15 JVM calls. The lines of
 Penstock's own columns are not recorded.
 """
 
@@ -37,5 +37,5 @@ def _change(name: str, by: int) -> None:
     with _lock:
         _scopes[name] += by
         is_off = _scopes["own"] > 0 and not _scopes["user"]
-        # PySpark has no API for it: it reads the setting once, and `None` lets it read it again.
+        # PySpark has no API for this: it caches the setting, and reads it again after `None`.
         utils._enable_debugging_cache = False if is_off else None  # type: ignore[assignment]

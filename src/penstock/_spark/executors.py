@@ -1,4 +1,4 @@
-"""Executors of a cluster: what they need before the first task."""
+"""Executors of a cluster: waits for them, reports changes, and sends Penstock's package."""
 
 import contextlib
 import re
@@ -32,10 +32,10 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
     """Wait for the executors of a cluster on a separate thread, while the pipeline is analysed.
 
     The yielded function returns when they have registered and the session is sized by their cores.
-    It waits for the first executor as long as `spark.scheduler.maxRegisteredResourcesWaitingTime`
-    (30 s), and raises `NO_EXECUTORS`, as does the block, if a job in it would wait forever. Nothing
-    waits in a borrowed session, nor with dynamic allocation, which requests executors only for
-    waiting tasks.
+    It waits for the first executor up to `spark.scheduler.maxRegisteredResourcesWaitingTime`
+    (30 s), and then raises `NO_EXECUTORS`; so does the block, if a job in it would wait forever.
+    There is no wait in a borrowed session, nor with dynamic allocation, which requests executors
+    only for waiting tasks.
     """
     context: Any = spark.sparkContext
     is_borrowed = getattr(context._gateway, "spark_log", None) is None
@@ -48,7 +48,7 @@ def starting_executors(spark: SparkSession) -> Iterator[Callable[[], None]]:
     over = threading.Event()
 
     def wait() -> None:
-        with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone, or going
+        with contextlib.suppress(Py4JError, ConnectionError):  # the JVM has ended, or is ending
             try:
                 _wait_for_executors(spark, over)
             except SetupError as error:
@@ -102,7 +102,7 @@ def _wait_for_executors(spark: SparkSession, over: threading.Event) -> None:
 def executor_watch(
     spark: SparkSession, origin: EventOrigin, emit: Callable[[Event], None]
 ) -> Iterator[None]:
-    """Emit an event on a separate thread when executors of a cluster come or go."""
+    """Emit an event on a separate thread when executors of a cluster are added or removed."""
     if is_local(str(spark.sparkContext.master)):
         yield
         return
@@ -114,7 +114,7 @@ def executor_watch(
             try:
                 now = {executor.id: executor for executor in _executors(spark)}
             except (Py4JError, ConnectionError):
-                return  # the JVM is gone, or going
+                return  # the JVM has ended, or is ending
             if change := _change(known, now):
                 emit(Event(origin, change, _message(change, now)))
             known = now
@@ -138,7 +138,7 @@ class _Executor:
 
 
 def _executors(spark: SparkSession) -> Iterator[_Executor]:
-    """All executors of the session, also those that ended; not the driver."""
+    """All executors of the session, including ended ones, without the driver."""
     jvm: Any = spark._jvm
     context: Any = spark.sparkContext._jsc.sc()
     listed = jvm.scala.jdk.javaapi.CollectionConverters.asJava(
@@ -186,12 +186,12 @@ def _message(change: ClusterResources, executors: Mapping[str, _Executor]) -> st
 def ship_package(spark: SparkSession) -> None:
     """Send Penstock's package to the executors of a cluster.
 
-    Functions of the project are pickled by value; those of Penstock are imported by the executors'
-    Python, which need not have it installed, in the driver's version.
+    Functions of the project are pickled by value. Those of Penstock are imported by the executors'
+    Python, in which Penstock may not be installed, or have another version than in the driver.
     """
     package = Path(__file__).parents[1]
     context: Any = spark.sparkContext
-    archive = Path(context._temp_dir) / "penstock.zip"  # executors that come later read it, too
+    archive = Path(context._temp_dir) / "penstock.zip"  # also read by executors that start later
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as content:
         for file in package.rglob("*.py"):
             content.write(file, file.relative_to(package.parent))

@@ -21,14 +21,14 @@ from penstock.errors import (
 )
 from penstock.quality.split import parse_failure
 
-# User code runs in query functions and Spark's workers; elsewhere these can only be ours.
+# User code runs in query functions and Spark's workers; elsewhere these are bugs of Penstock.
 _OUR_BUGS = (AttributeError, TypeError, KeyError, NameError, AssertionError)
 
 _CHECKPOINT = re.compile(
     r"STREAMING_CHECKPOINT_\w+|STATE_STORE_\w*(?:SCHEMA|CHECKPOINT|PROVIDER)\w*|STATEFUL_OPERATOR_\w+"
     r"|Incomplete log file|Log file was malformed"
     r"|Checksum error: \S*/checkpoints/|batch \d+ doesn't exist"
-    # Offsets or files of another source: a view became a table, or two sources changed places.
+    # Offsets or files of another source: a view became a table, or two sources were swapped.
     r"|There are \[\d+\] sources in the checkpoint|DELTA_INVALID_SOURCE_VERSION|Wrong basePath",
     re.IGNORECASE,
 )
@@ -59,28 +59,28 @@ _ANSI = re.compile(
     r"|(?:\w+_)?ARITHMETIC_OVERFLOW|INVALID_ARRAY_INDEX(?:_IN_ELEMENT_AT)?|CANNOT_PARSE_TIMESTAMP"
     r"|NUMERIC_VALUE_OUT_OF_RANGE)\b"
 )
-# A value that the type does not have, in Spark's reader of databases: before the query.
+# Spark's JDBC reader gets a value that does not fit the type of its column, before the query.
 _JDBC_VALUE = re.compile(
     r"(?s)(?:NUMERIC_VALUE_OUT_OF_RANGE|Bad value for type \w+ :"
     r"|COLUMN_ARRAY_ELEMENT_TYPE_MISMATCH).*JdbcUtils\$\.\$anonfun\$makeGetter"
 )
-# That reader, while it connects and between two rows; and what drivers of databases raise.
+# Frames of that reader while it connects and between two rows; exceptions of JDBC drivers.
 JDBC_READER = re.compile(r"JDBCRDD|JdbcUtils\$\$anon\$1\.getNext")
 JDBC_DRIVER_FAILED = re.compile(r"(?:org\.postgresql\.util\.PSQL|java\.sql\.SQL)\w*Exception: (.+)")
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|failOnDataLoss|Some data may have been lost")
-# The topics and offsets, behind Spark's general words.
+# The topics and offsets, after Spark's general text.
 _DATA_LOSS_REASON = re.compile(r"set the source option failOnDataLoss to false\.\s+Reason:\s+(.+)")
 # Raised in Spark's Python workers; only the message is returned.
 _REGISTRY = re.compile(r"\[(SCHEMA_REGISTRY_UNREACHABLE|SCHEMA_REGISTRY_REFUSED)\] ([^\n]+)")
-# S3 answers so to credentials that are wrong or expired, or lack a permission.
+# The response of S3 to credentials that are wrong or expired, or lack a permission.
 _REFUSED = re.compile(r"\(Service: S3, Status Code: 40[013]\b")
-# As Hadoop reports a store that cannot be reached, or refuses requests for a while.
+# Hadoop's errors for a store that is unreachable or temporarily refuses requests.
 _STORE_FAILED = re.compile(
     r"\(Service: S3, Status Code: 5\d\d\b|SdkClientException: Unable to execute HTTP request"
     r'|AbfsRestOperationException: Operation failed: "[^"]*", 5\d\d\b'
     r"|GoogleJsonResponseException: 5\d\d\b"
 )
-# The URI parser of Java returns no host for such a bucket.
+# Hadoop's error for a bucket for which Java's URI parser returns no host.
 NO_BUCKET = "bucket is null/empty"
 BUCKET_HINT = (
     "write s3a://BUCKET/PATH; Hadoop cannot use a bucket with an underscore in its name, or with a "
@@ -93,7 +93,7 @@ _PERMISSION = re.compile(
 _PERMISSION_HINT = "give the user that runs the command access to it, or run it as another user"
 _WRITTEN_TO = re.compile(r"Task failed while writing rows to (s3a?://\S+?)\.?(?:\s|$)")
 _NO_FORMAT = re.compile(r"ClassNotFoundException: (\S+)\.DefaultSource\b")
-# Of a source or sink; with the options to look at.
+# Hints for Kafka sources and sinks, with the options to check.
 _KAFKA_HINTS = {
     "SaslAuthenticationException": "check user and password in `kafka.sasl.jaas.config`, or the "
     "connection string of Event Hubs, and `kafka.sasl.mechanism`",
@@ -267,7 +267,7 @@ def flow_error(
 def permission_hint(text: str) -> str | None:
     """The hint for an error about a file, folder or object that may not be read or written."""
     if _REFUSED.search(text):
-        # Hadoop names the object that it writes without the bucket.
+        # Hadoop reports the object that it writes without its bucket.
         written = _WRITTEN_TO.search(text)
         return (
             f"check the credentials for {'this location' if written is None else written[1]}: "
@@ -311,7 +311,7 @@ def _holder(record: str) -> str:
 
 
 def _on_file_system(text: str) -> str:
-    """The path of a full disk, if the error has it, and its mount point."""
+    """The path on a full disk, if the error has it, and its mount point."""
     match = _DISK_PATH.search(text)
     if match is None:
         return ""
@@ -353,7 +353,7 @@ def java_causes(error: BaseException) -> str:
     return "\n".join(lines)
 
 
-# The name stays if the message is a single word, such as a path, that does not say what about it.
+# The exception's name is kept if the message is a single word, such as a path.
 _NOISE = re.compile(
     r"^(?:(?:(?:py4j|org|java|scala|pyspark|io)\.[\w.$]+(?:Exception|Error)?|\w+(?:Exception|Error))"
     r":\s*(?=\S+\s)"
@@ -370,9 +370,9 @@ _TRACEBACK = "Traceback (most recent call last):\n"
 
 
 def traced_text(error: BaseException) -> str:
-    """`full_text` of what a function of the user raised, and its lines in source files.
+    """`full_text` of an exception of a user's function, and the lines of its traceback.
 
-    Not the code of these lines, in which `flow_error` would find names of other failures.
+    The code of these lines is left out: `flow_error` could take it for another failure.
     """
     frames = traceback.extract_tb(error.__traceback__)
     lines = "".join(f'  File "{frame.filename}", line {frame.lineno}\n' for frame in frames)
@@ -380,13 +380,13 @@ def traced_text(error: BaseException) -> str:
 
 
 def _raised_in_python(text: str) -> str | None:
-    """The exception of a function of the user, with the last line that is the user's.
+    """The exception of a user's function, with the last line in the user's code.
 
     Such a function runs in the driver (`foreachBatch`) or in a worker.
     """
     trace = text.rpartition(_TRACEBACK)[2]
     exception, frames = _EXCEPTION.search(trace), _FRAME.findall(trace)
-    # Py4J's own exceptions say only which object was called.
+    # Py4J's own exceptions contain only the called object.
     if exception is None or not frames or exception[1].startswith("Py4J"):
         return None
     users = (f for f in reversed(frames) if not (_LIBRARY.search(f[0]) or is_ours(f[0])))
@@ -395,12 +395,12 @@ def _raised_in_python(text: str) -> str | None:
 
 
 def cause(text: str) -> str:
-    """The exception, of a `full_text`, that says what went wrong: mostly the deepest."""
+    """The exception in a `full_text` that describes the failure: mostly the deepest."""
     if _TRACEBACK in text and (raised := _raised_in_python(text)):
         return shown(raised)[:600]
     causes = re.findall(r"(?m)^Caused by: (.+)$", text)
-    # The deepest one that has a message: below a Python worker that crashed is an `EOFException`.
-    # Hadoop names the file in its own exception around one of AWS.
+    # The deepest one with a message: that of a crashed Python worker is a plain `EOFException`.
+    # Hadoop's own exception around one of AWS has the file name.
     described = (cause for cause in reversed(causes) if ": " in cause)
     line = next((c for c in described if not c.startswith(_AWS)), first_line(text))
     line = _NOISE.sub("", line).strip()

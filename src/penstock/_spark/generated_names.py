@@ -9,22 +9,23 @@ import re
 from collections.abc import Iterable
 
 VIEW_PREFIX = "__penstock_"
-"""Of the temporary views of datasets, sources and files in a query."""
+"""Prefix of the temporary views of datasets, sources and files in a query."""
 GENERATED_VIEW = re.compile(rf"\b{VIEW_PREFIX}\d+\b")
 
 _EXPRESSION_ID = re.compile(r"#\d+L?")
-# As a qualifier of a column. PySpark's name is a UUID.
+# A view as the qualifier of a column. PySpark's name contains a UUID.
 _VIEW = re.compile(rf"`?\b(?:{VIEW_PREFIX}\d+|_pyspark_[0-9a-f]{{32}})\b`?\.")
 # PySpark numbers the variables of all lambdas of a process: `lambda x_7`.
 _LAMBDA = re.compile(r"\b(lambda) (\w+_\d+)\b")
 _CTE = re.compile(r"\b(CTERelation(?:Def|Ref)) (\d+)\b")
-# Of a recursive one. Only nodes of the plan: literals may have the same text.
+# A recursive common table expression. Only nodes of the plan: literals may have the same text.
 _LOOP = re.compile(r"^([\s:+'-]*UnionLoop(?:Ref)?) (\d+)\b", re.M)
-# Of each analysis, unless the query has its own: `rand(864940256487)`, `uuid(Some(-483183193914))`.
+# Each analysis chooses a seed, unless the query has one: `rand(864940256487)`,
+# `uuid(Some(-483183193914))`.
 _SEED = re.compile(r"\b((?:rand|randn|randstr|shuffle|uuid)\(.*?)-?\d{12,}")
 WINDOWS = " in windows of "
-"""In a line of `plans.stateful_operators`, since 2026-11-30: before the durations."""
-# A UUID of each call of `withWatermark`.
+"""Text before the durations in a line of `plans.stateful_operators`, since 2026-11-30."""
+# Each call of `withWatermark` has a UUID.
 _WATERMARK = re.compile(r"(\bEventTimeWatermark )[0-9a-f]{8}-[0-9a-f-]{27}, ")
 _OBJECT = re.compile(r"\b([A-Za-z_$][\w$]*)@[0-9a-f]{1,8}\b")
 
@@ -32,7 +33,7 @@ _OBJECT = re.compile(r"\b([A-Za-z_$][\w$]*)@[0-9a-f]{1,8}\b")
 def without_generated_names(text: str) -> str:
     """The text of an expression or a stateful operator without generated names.
 
-    Applied to text that earlier versions stored as well.
+    Also applied to text that earlier versions stored.
     """
     text = _VIEW.sub("", _EXPRESSION_ID.sub("", text))
     return _renumbered(_LAMBDA, text)
@@ -46,7 +47,7 @@ def stable_operators(lines: Iterable[str]) -> tuple[str, ...]:
 def stable_plan(text: str) -> str:
     """The text of a canonical plan without generated names.
 
-    Spark canonicalises ids of expressions, but not of common table expressions, nor seeds, nor the
+    Spark canonicalizes ids of expressions, but not the ids of common table expressions, seeds, or
     objects of data sources.
     """
     text = _SEED.sub(r"\1", _renumbered(_LOOP, _renumbered(_CTE, text)))

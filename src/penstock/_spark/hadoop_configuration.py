@@ -1,4 +1,4 @@
-"""Makes the Hadoop configuration, which every Spark job copies and sends to its tasks, smaller."""
+"""Shrinks the Hadoop configuration, which every Spark job copies and sends to its tasks."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ _OF_SERVERS = (
 
 
 def shrink_hadoop_configuration(spark: SparkSession) -> None:
-    """Remove what nothing reads from the Hadoop configuration of a new session.
+    """Remove unused values from the Hadoop configuration of a new session.
 
     Each value is sent together with the compressed name of the file that it comes from, which
     only Hadoop's own diagnostics show; and on a local master most of the 1,150 values are defaults
     of YARN and of servers. Without both, a small batch needs a fifth less processor time. If Hadoop
-    loads further default files later, it reads everything again: correct, only slower.
+    loads further default files later, it reloads all values, which is slower but correct.
     """
     jvm: Any = spark._jvm
     configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()
@@ -34,5 +34,5 @@ def shrink_hadoop_configuration(spark: SparkSession) -> None:
     if str(spark.sparkContext.master).startswith("local"):
         unread = configuration.getValByRegex(_OF_SERVERS).keySet()
         private("properties").keySet().removeAll(unread)
-    # `clear` of a map is Python's, with a call of the JVM per entry.
+    # `clear` of a py4j map makes a JVM call per entry.
     private("updatingResource").keySet().retainAll(jvm.java.util.Collections.emptySet())

@@ -25,7 +25,7 @@ def hive_configuration(options: Mapping[str, str], storage_root: str) -> dict[st
     Without an address, the metastore is a Derby database below the storage root.
 
     Raises:
-        SpecError: `METASTORE_ADDRESS_MISSING`: The storage is not on a disk of this machine.
+        SpecError: `METASTORE_ADDRESS_MISSING`: There is no address, and the storage is remote.
     """
     hive = dict(options)
     if not any(key in options for key in _ADDRESSES):
@@ -38,7 +38,7 @@ def hive_configuration(options: Mapping[str, str], storage_root: str) -> dict[st
                 hint="set `hive.metastore.uris` in `catalog.options`",
             )
         hive[_URL] = f"{_DERBY}{folder / 'metastore'};create=true"
-        # A new database gets its tables, and the version of Hive that Spark brings.
+        # Create the tables of a new database, in the version of Spark's built-in Hive.
         hive.setdefault("datanucleus.schema.autoCreateAll", "true")
         hive.setdefault("hive.metastore.schema.verification", "false")
     return {
@@ -64,10 +64,10 @@ def derby_folder(configuration: Mapping[str, str]) -> str | None:
 
 
 def require_derby(folder: str) -> None:
-    """Refuse a metastore of another user, which Derby opens only to read: Hive tries for minutes.
+    """Refuse a metastore without write permission: Derby opens it read-only, Hive retries long.
 
     Raises:
-        PermissionError: Names the folder.
+        PermissionError: The folder is not readable and writable.
     """
     if Path(folder).exists() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)

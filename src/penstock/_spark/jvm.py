@@ -1,9 +1,9 @@
 """Starts and ends Spark's JVM.
 
-Penstock starts the JVM rather than the first `SparkSession.builder`: its output goes to a log file,
-it inherits the file descriptors of the pipeline's lease, settings that may hold secrets are not in
-the process list, and for local masters and standalone clusters Spark's launcher (two more JVM
-starts) is skipped.
+Penstock starts the JVM itself, before the first `SparkSession.builder` would: its output goes to a
+log file, it inherits the file descriptors of the pipeline's lease, settings that may contain
+secrets are not in the process list, and for local masters and standalone clusters Spark's launcher
+(two more JVM starts) is skipped.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def starts_directly(user_conf: Mapping[str, str]) -> bool:
     """Whether `start_jvm` needs no spark-submit for the user's settings.
 
     On a standalone cluster, the driver is a process like that of a local master; only its settings
-    tell it where the tasks run.
+    determine where the tasks run.
     """
     master = user_conf.get("spark.master", "local[*]")
     return (
@@ -125,7 +125,7 @@ def start_jvm(
 ) -> JavaGateway:
     """Start Spark's JVM and connect to it.
 
-    `directly`: without spark-submit. `last_jars` come behind Spark's own in the class path.
+    `directly`: without spark-submit. `last_jars` come after Spark's own jars in the class path.
     Raises `JVM_START_FAILED` with the last lines of the log.
     """
     last = os.pathsep.join(filter(None, (os.environ.get(_LAST_JARS), *last_jars)))
@@ -147,12 +147,12 @@ def start_jvm(
 
 
 def import_for_calls() -> None:
-    """Import what PySpark imports in its first call of Java, such as pandas."""
+    """Import the modules that PySpark imports in its first Java call, such as pandas."""
     import pyspark.testing.utils  # noqa: F401
 
 
 def _locale() -> dict[str, str]:
-    """Java takes the encoding of file names from the locale; Python's is UTF-8 in `C`, too."""
+    """The variable that makes Java use UTF-8 for file names, as Python does in any locale."""
     encodings = locale.getencoding(), sys.getfilesystemencoding()
     of_java, of_python = (name.upper().replace("-", "") for name in encodings)
     return {"LC_ALL": "C.UTF-8"} if of_python == "UTF8" != of_java else {}
@@ -218,7 +218,7 @@ def _launch(
         }
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
-            stdin=subprocess.PIPE,  # the JVM ends at its end of file
+            stdin=subprocess.PIPE,  # the JVM ends when this is closed
             stdout=log.writer,
             stderr=log.writer,
             env=environment,
@@ -240,8 +240,8 @@ def _launch(
 def _ignore_stop_signals() -> None:
     """Let the JVM ignore signals that `timeout`, systemd or a terminal sends to all processes.
 
-    A graceful stop needs it until the last batch is committed. HotSpot inherits ignored signals.
-    The JVM ends with its standard input, even after a SIGKILL of this process.
+    A graceful stop needs the JVM until the last batch is committed. HotSpot inherits ignored
+    signals. The JVM ends when its standard input is closed, even by a SIGKILL of this process.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -278,7 +278,7 @@ def _connect(port: int, secret: str) -> JavaGateway:
 
 
 def end_jvm(gateway: JavaGateway, deadline: float) -> None:
-    """Return when the JVM is gone; past the deadline it is killed."""
+    """End the JVM and wait for its end; after the deadline it is killed."""
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     with contextlib.suppress(Exception):
         gateway.shutdown()

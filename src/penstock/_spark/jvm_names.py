@@ -1,7 +1,7 @@
 """Classes and packages of the JVM, looked up once per process.
 
 py4j resolves every part of `jvm.org.apache...` on every use, and for a package the JVM searches all
-jars for a class of that name: a quarter of the processor time of a small update.
+jars for a class of that name. This takes a quarter of the processor time of a small update.
 """
 
 from typing import Any

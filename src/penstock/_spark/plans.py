@@ -45,18 +45,18 @@ _WITHOUT_FILES = {
     "CTERelationRef",
     "UnionLoopRef",
 }
-# Metadata of the columns that `window` and `session_window` become.
+# Metadata keys of the columns that `window` and `session_window` create.
 WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
 _CONSTANT = re.compile(r"'[^']*'|\b\d+")
 _RESULT_CONFS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled")
-# If they are set. Substituted parameters are in the plan.
+# Further settings, if they are set. The plan contains substituted parameters.
 _OTHER_CONFS = re.compile(
     r"^(spark\.sql\.(?:legacy\.(?!parameterSubstitution\b)|decimalOperations\.|jsonGenerator\."
     r"|mapKeyDedupPolicy)\S*) -> ",
     re.M,
 )
 _COMMENT = re.compile(r',?"comment":"(?:[^"\\]|\\.)*"')
-# Folder and columns: a new column of an upstream table changes no query that does not read it.
+# Folder and columns: a new column of an upstream table does not change queries without it.
 _FILES = re.compile(r"FileSource\[[^\]]*\](, \[[^\]]*\])?")
 _CHANGING = re.compile(
     r"current_timestamp|current_date|current_time\b|localtimestamp|\bnow\(|\brand\(|\brandn\(|uuid\("
@@ -239,14 +239,14 @@ def _windows(node: Any) -> str:
 
 
 def _duration(text: str) -> str:
-    """An interval as it is; microseconds as seconds."""
+    """An interval unchanged; a number of microseconds in seconds."""
     return f"{int(text) / 1_000_000:.15g} s" if text.isdigit() else text
 
 
 def query_text(df: DataFrame) -> str:
     """Canonical text of a query: equal texts mean an equal result for equal sources.
 
-    Canonical plans number attributes by position and forget names, so the schema is part of it,
+    Canonical plans number attributes by position and drop names, so the schema is part of the text,
     without comments.
     """
     plan, own = analyzed(df), own_class(df)
@@ -257,7 +257,7 @@ def query_text(df: DataFrame) -> str:
 
 
 def whole_text(plan: Any) -> str:
-    """`toString` of a plan with all columns: Spark's has 25 of each list."""
+    """`toString` of a plan with all columns: Spark's own has 25 of each list."""
     arguments = (True, False, 2**31 - 1, False)
     try:
         return str(plan.treeString(*arguments, False))
@@ -288,15 +288,15 @@ def runs_python(df: DataFrame) -> bool:
 
 
 def declared_query(df: DataFrame) -> str:
-    """Digest of a query and of what changes its result, but not of where its streams read."""
+    """Digest of a query and of settings that change its result, without its streams' locations."""
     confs = [] if df.isStreaming else result_confs(df)
     return fingerprint(_FILES.sub("FileSource", query_text(df)), *confs)
 
 
 def result_confs(df: DataFrame) -> list[str]:
-    """Settings that change the rows of a query: rows of other values must not be mixed."""
+    """Settings that change the rows of a query: rows of different values must not be mixed."""
     conf: Any = df.sparkSession.conf
-    # In one call: `getAll` of Python makes several for each setting.
+    # In one JVM call: `getAll` of PySpark makes several for each setting.
     others = sorted(_OTHER_CONFS.findall(conf._jconf.getAll().mkString("\n")))
     return [f"{key}={conf.get(key)}" for key in (*_RESULT_CONFS, *others)]
 
@@ -310,9 +310,9 @@ def fingerprint(text: str, *more: str) -> str:
 class BatchSources:
     """Versions of the sources of a batch query, or why they are unknown.
 
-    `versions` map the path of a Delta table to its version, and of a file to size and modification
-    time. `table_ids` are those of the Delta tables, by path, and `paths` their paths in the
-    order of the query. `needs_files`: other files with the same rows may change the result.
+    `versions` maps the path of a Delta table to its version, and of a file to size and modification
+    time. `table_ids` has the ids of the Delta tables, by path, and `paths` their paths in the order
+    of the query. `needs_files` is true if other files with the same rows may change the result.
     """
 
     versions: Mapping[str, str]
@@ -353,7 +353,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
                 mixed.add(path)
                 unversioned = unversioned or "it reads two versions of a table"
         else:
-            if index == "CatalogFileIndex":  # of a table with partitions in Spark's catalog
+            if index == "CatalogFileIndex":  # a partitioned table in Spark's catalog
                 none = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
                 location = location.filterPartitions(none)
             for file in iterate(location.allFiles()):
@@ -365,7 +365,7 @@ def batch_sources(df: DataFrame) -> BatchSources:
 
 
 def is_changing(text: str) -> bool:
-    """Whether an expression or a query has another result at another time."""
+    """Whether the result of an expression or a query may change between executions."""
     return _CHANGING.search(text) is not None
 
 

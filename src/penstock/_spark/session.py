@@ -44,18 +44,18 @@ class SessionOptions:
         storage_root: Root URI of the pipeline's storage.
         warehouse: Spark's warehouse folder, `<storage_root>/warehouse` by default. Spark creates
             it, so a dry run should point it at a temporary folder.
-        master: Master URL; `None` = from spark-defaults.conf, else `local[*]`.
-        configuration: The user's settings. They win over every default. Keys that do not start
+        master: Master URL; `None` means that of spark-defaults.conf, or `local[*]`.
+        configuration: The user's settings. They override every default. Keys that do not start
             with `spark.` are set on the session, for `spark.conf.get`.
         jars: Paths of jars that Spark needs.
-        store_jars: Paths of further jars. They come last in the class path, whose beginning is then
-            that of the AppCDS archive: Java refuses the archive otherwise.
+        store_jars: Paths of further jars. They come last in the class path, which then begins like
+            that of the AppCDS archive: otherwise Java refuses the archive.
         java_options: Extra options of the driver's JVM, such as an AppCDS archive.
         log_file: Output of the JVM, without secrets; only its owner may read it.
         pass_fds: File descriptors that the JVM inherits.
         analysis_only: No rows are processed; the JVM is tuned for a fast start.
-        while_starting: Called when the JVM's process has been started and does not answer yet.
-        python: Executable file that a cluster's executors get and use as their Python. It is in the
+        while_starting: Called when the JVM's process has been started and does not respond yet.
+        python: Executable file that is sent to a cluster's executors as their Python. It is in the
             working directory, where the driver finds it under the same relative path.
     """
 
@@ -96,7 +96,8 @@ def borrow_session() -> SparkSession | None:
 def build_session(options: SessionOptions) -> SparkSession:
     """Start the JVM and the session.
 
-    A failure is a `SetupError` with the last lines of the log, also if a session exists already.
+    Raises `SetupError` if a session exists already, or, with the last lines of the log, if the
+    start fails.
     """
     if SparkContext._active_spark_context is not None:
         raise SetupError(
@@ -133,7 +134,7 @@ def build_session(options: SessionOptions) -> SparkSession:
             if not is_local(conf["spark.master"]):
                 ship_package(spark)
         except BaseException as error:
-            # The text of Java's exceptions comes from the JVM.
+            # Before the JVM ends: it provides the text of Java's exceptions.
             reason = reason_of(error) if isinstance(error, Exception) else ""
             end_jvm(gateway, time.monotonic() + 5)
             if isinstance(error, SetupError) or not isinstance(error, Exception):
@@ -150,7 +151,7 @@ def build_session(options: SessionOptions) -> SparkSession:
 
 
 def stop_session(spark: SparkSession, timeout_seconds: float = 30.0) -> None:
-    """Stop Spark and return when its JVM is gone; past the deadline the JVM is killed."""
+    """Stop Spark and wait for the end of its JVM, which is killed after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     gateway = spark._sc._gateway
     # A hanging query or listener must not exceed the deadline.
@@ -163,7 +164,7 @@ def stop_session(spark: SparkSession, timeout_seconds: float = 30.0) -> None:
 
 @contextlib.contextmanager
 def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[None]:
-    """Call `on_death` with the exit code, on a separate thread, if the JVM ends inside.
+    """Call `on_death` with the exit code, on a separate thread, if the JVM ends in the block.
 
     A dead JVM does not report the end of a query.
     """
@@ -192,8 +193,8 @@ def jvm_watch(spark: SparkSession, on_death: Callable[[int], None]) -> Iterator[
 def jvm_exit_code(spark: SparkSession, error: BaseException | None = None) -> int | None:
     """Exit code of Spark's JVM; `None` while it runs, or if another process started it.
 
-    If a broken connection caused the `error`, it waits: the connection may break shortly before
-    the process ends.
+    If a broken connection caused the `error`, this waits for the process: the connection may break
+    shortly before the process ends.
     """
     process: subprocess.Popen[bytes] | None = getattr(spark._sc._gateway, "proc", None)
     if process is None:
@@ -242,8 +243,8 @@ def effective_configuration(options: SessionOptions) -> dict[str, str]:
     missing = [name for name in conf[_EXTENSIONS].split(",") if name not in extensions]
     conf.update(conf_of_user)
     conf[_EXTENSIONS] = ",".join(filter(None, (*missing, *extensions)))
-    # Hadoop's file system and an AppCDS archive see only the class path of the JVM; spark.jars are
-    # those of executors.
+    # Hadoop's file system and an AppCDS archive use only the class path of the JVM; spark.jars is
+    # for executors.
     _append(conf, "spark.driver.extraClassPath", os.pathsep.join(options.jars), os.pathsep)
     if not is_local(master):
         _append(conf, "spark.jars", ",".join((*options.jars, *options.store_jars)), ",")
@@ -273,7 +274,7 @@ def _append(conf: dict[str, str], key: str, value: str, separator: str) -> None:
         conf[key] = separator.join(filter(None, (conf.get(key), value)))
 
 
-# As Java reads properties: a key ends at the first blank, `=` or `:`.
+# The syntax of Java properties: a key ends at the first blank, `=` or `:`.
 _PROPERTY = re.compile(r"([^\s=:#!][^\s=:]*)(?:\s*[=:]\s*|\s+(?![=:\s]))(\S.*)")
 
 

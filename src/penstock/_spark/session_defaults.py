@@ -9,7 +9,7 @@ from penstock._model.paths import local_path
 _PREFIX = "spark.databricks.delta."
 _COMPILER_OPTIONS = " ".join(
     (
-        # Java would not compile generated methods of more than 8,000 bytes, such as 40 rules.
+        # Java does not compile generated methods of more than 8,000 bytes, such as 40 rules.
         "-XX:-DontCompileHugeMethods",
         # With few cores, the optimizing compiler competes with Spark's start and with short
         # batches. Its thresholds are ten times higher; long loops are still compiled.
@@ -27,12 +27,12 @@ _IS_HERE = re.compile(r"spark://(localhost|127\.[\d.]+):")
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and tasks are one JVM; `local-cluster[...]` starts executors of its own."""
+    """Whether driver and tasks share one JVM; `local-cluster[...]` starts separate executors."""
     return re.match(r"^local(\[|$)", master) is not None
 
 
 def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:
-    """Number of concurrent tasks, or `None` where it depends on the cluster."""
+    """Number of concurrent tasks, or `None` if it depends on the cluster."""
     match = re.match(r"^local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?$", master)
     if match:
         cores = match.group(1)
@@ -56,11 +56,11 @@ def available_cores(master: str, user_conf: Mapping[str, str]) -> int | None:
 
 
 def parallelism(cores: int) -> dict[str, str]:
-    """Settings that follow the number of concurrent tasks; all can be changed in a session."""
+    """Settings for a number of concurrent tasks; all can be changed in a session."""
     return {
         "spark.sql.shuffle.partitions": str(cores),
         f"{_PREFIX}snapshotPartitions": str(min(cores, 16)),
-        # VACUUM lists with this many tasks, 10000 by Spark's default.
+        # The number of tasks of VACUUM's file listing; Spark's default is 10000.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores * 4),
     }
 
@@ -85,7 +85,7 @@ def session_defaults(
         "spark.sql.sources.default": "delta",
         # Delta's parser drops the parameters of `spark.sql(query, args)`; the analyzer fills them.
         "spark.sql.legacy.parameterSubstitution.constantsOnly": "true",
-        # Else a Python function over Parquet or Delta files waits forever (4.2.0, SPARK-58241).
+        # If true, Python functions over Parquet or Delta files hang (4.2.0, SPARK-58241).
         "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
         # State on disk with small checkpoints.
         "spark.sql.streaming.stateStore.providerClass": (
@@ -113,7 +113,7 @@ def session_defaults(
         "spark.sql.redaction.options.regex": _SECRETS + "|url",
     }
     if user_conf.get("spark.ui.enabled", "false").lower() != "true":
-        # The plan of each query is printed for the UI; the other form takes longer.
+        # Spark renders the plan of each query for the UI; the default mode takes longer.
         conf["spark.sql.ui.explainMode"] = "simple"
     cores = available_cores(master, user_conf)
     if cores is not None:
@@ -123,22 +123,23 @@ def session_defaults(
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.memory"] = "2g"
     if is_local(master):
-        # The executor is the driver. Else Spark removes it for its missing heartbeats after a pause
-        # (a suspended laptop, a clock that was set), and ends the JVM ten minutes later.
+        # The executor is the driver. With the default, Spark removes it for missing heartbeats
+        # after a pause (a suspended laptop, a changed clock), and ends the JVM ten minutes later.
         conf["spark.storage.blockManagerHeartbeatTimeoutMs"] = "3650d"
     if is_on_disk:
         # Publishes a version atomically (`_local.jvm`); Delta's own log store for local and shared
-        # disks overwrites what another process commits in between.
+        # disks overwrites concurrent commits of other processes.
         conf["spark.delta.logStore.file.impl"] = "penstock.delta.LinkLogStore"
-    # Creates a version only if it does not exist; Delta's own one overwrites what another driver
-    # commits in between.
+    # Creates a version only if it does not exist; Delta's own log store overwrites concurrent
+    # commits of other drivers.
     conf["spark.delta.logStore.s3a.impl"] = "penstock.storage.ObjectLogStore"
-    # Hadoop's default, `analytics`, keeps what it read: of an object that was replaced since, some
+    # Hadoop's default, `analytics`, caches what it read: after an object was overwritten, some
     # readers get the former content.
     conf["spark.hadoop.fs.s3a.input.stream.type"] = "classic"
-    # Each pause is twice as long as the one before: Hadoop's default, 20, is more than a day.
+    # Each pause is twice as long as the one before: with Hadoop's default, 20, it takes more than a
+    # day.
     conf["spark.hadoop.fs.s3a.retry.throttle.limit"] = "10"
-    # Delta's own ones for these stores, with a check of the lease.
+    # Delta's own log stores for these file systems, with a check of the lease.
     conf["spark.delta.logStore.abfss.impl"] = "penstock.storage.AzureLogStore"
     conf["spark.delta.logStore.gs.impl"] = "penstock.storage.GcsLogStore"
     conf["spark.delta.logStore.hdfs.impl"] = "penstock.storage.HdfsLogStore"
@@ -147,7 +148,7 @@ def session_defaults(
     conf["spark.hadoop.fs.AbstractFileSystem.gs.impl"] = (
         "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS"
     )
-    # Hadoop's default, `64m`, is no number for Google's class.
+    # Google's class cannot parse Hadoop's default, `64m`.
     conf["spark.hadoop.fs.gs.block.size"] = "67108864"
     # GOOGLE_APPLICATION_CREDENTIALS, or the service account of the machine.
     conf["spark.hadoop.fs.gs.auth.type"] = "APPLICATION_DEFAULT"

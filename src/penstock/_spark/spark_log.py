@@ -17,7 +17,7 @@ from penstock._observe.masking import shown
 _BLOCK = 1 << 16
 _PIPE_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 20
-# Removed from the end of a truncated line: half a secret is not recognised.
+# Removed from the end of a truncated line: half a secret is not recognized.
 _CUT_MARGIN = 1 << 12
 _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 _MOST_KEY_LINES = 128
@@ -100,7 +100,7 @@ def masked_lines(blocks: Iterator[bytes]) -> Iterator[str]:
 
 
 class _LineMask:
-    """Masks line by line; the lines of a private key belong together."""
+    """Masks line by line, and all lines of a private key."""
 
     def __init__(self) -> None:
         self._key_lines = 0

@@ -1,7 +1,7 @@
-"""Below spark-submit: its settings, and its signals.
+"""Support for spark-submit: its settings and its signals.
 
-Penstock starts a JVM of its own, which inherits the lease and ignores stop signals. That of
-spark-submit only waits for this process and takes over its exit code.
+Penstock starts a separate JVM, which inherits the lease and ignores stop signals. The JVM of
+spark-submit only waits for this process and returns its exit code.
 """
 
 import os
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
 
 _GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
-# What spark-submit sets by itself.
+# Settings that spark-submit adds itself.
 _OWN = ("spark.app.name", "spark.app.submitTime", "spark.submit.deployMode")
 _FORWARDED = ("TERM", "INT", "HUP")
 _POLL_SECONDS = 1.0
@@ -35,10 +35,10 @@ def is_submitted() -> bool:
 
 
 def join_submit(application: str) -> dict[str, str]:
-    """Let spark-submit pass its stop signals on, and return the settings that it was given.
+    """Make spark-submit forward its stop signals, and return the settings that it was given.
 
-    `application` is the file that it runs; it is not among `spark.files`, and no name of the
-    application. The master `local[*]` is left out: it is the default of spark-submit.
+    `application` is the file that it runs; it is removed from `spark.files`, and not used as the
+    application name. The master `local[*]` is left out: it is the default of spark-submit.
     """
     gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
     for name in _GATEWAY:
