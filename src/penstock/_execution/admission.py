@@ -1,6 +1,6 @@
-"""Streaming flows take turns, to limit the number of concurrent batches.
+"""Limits the number of concurrent batches: streaming flows take turns.
 
-The turns are taken in the JVM (`penstock.spark.BatchAdmission`), by the threads of the queries.
+The threads of the queries take turns in the JVM (`penstock.spark.BatchAdmission`).
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 TURN_SECONDS = 5.0
-"""How long a batch blocks others; a longer one continues beside them."""
+"""How long a batch blocks others; a longer batch continues concurrently with them."""
 PATIENCE_SECONDS = 5.0
 """How long a flow without readers yields to flows with readers."""
 
@@ -18,9 +18,9 @@ PATIENCE_SECONDS = 5.0
 class BatchAdmission:
     """Lets the streaming queries of a session take turns, first come, first served.
 
-    The number of concurrent batches is one more than the number of cores, as a batch does not
-    compute all the time. A borrowed session without Penstock's Java classes has no limit. Without
-    permits, queries end the trigger in flight and begin no other.
+    By default, the number of concurrent batches is one more than the number of cores, as a batch
+    does not compute all the time. A borrowed session without Penstock's Java classes has no limit.
+    With 0 permits, queries end the trigger in flight and begin no other.
     """
 
     def __init__(self, spark: SparkSession, permits: int | None = None) -> None:
@@ -35,9 +35,9 @@ class BatchAdmission:
     def attach(self, query: StreamingQuery, *, is_read: bool, is_eager: bool = False) -> None:
         """Let a query with a processing time trigger take turns; ignore others.
 
-        With `is_eager`, its trigger interval applies only while there are no new rows; a batch
-        begins 0.2 s after the last one began at the earliest; 0.5 s while as many queries wait as
-        there are permits.
+        With `is_eager`, its trigger interval applies only while there are no new rows; the time
+        between the starts of two batches is at least 0.2 s, or 0.5 s while the number of waiting
+        queries has reached the number of permits.
         """
         if self._java is not None:
             java_query: Any = query

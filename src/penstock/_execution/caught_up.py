@@ -17,8 +17,8 @@ from penstock._tables.read.log_scan import keeps_rows
 def is_caught_up(tables: PipelineTables, node: FlowNode, state: FlowState) -> bool:
     """Whether a flow has finished all versions of the only table that it reads as a stream.
 
-    False where it is not known: for queries with state, which may have a batch without rows, and
-    for sources that are not tables of the pipeline.
+    False if this is unknown: for queries with state, which may have a batch without rows, and for
+    sources that are not tables of the pipeline.
     """
     if state.stateful_operators is None or plans.has_state(state.stateful_operators):
         return False

@@ -89,12 +89,12 @@ class DamageCheck:
         check_log(self._delta, table)
         snapshot = self._delta.snapshot(path)
         newest = int(snapshot.version())
-        # A table that was dropped or recreated is another one: see `TABLE_REPLACED`.
+        # A table that was dropped or recreated is a different table: see `TABLE_REPLACED`.
         if newest < 0 or self._delta.metadata(snapshot).id != commit.table_id:
             return
         checkpoint = self._checkpoint(name, epoch)
         if not (state.once_done or self._has_finished(checkpoint, commit.batch_id)):
-            return  # it runs again
+            return  # the batch runs again
         last = last_number(self._delta, path, commit.app_id)
         damage = behind(checkpoint, dataset.display, role, commit, last, newest)
         raise _error("TABLE_BEHIND_CHECKPOINT", node, damage)
@@ -127,7 +127,7 @@ class DamageCheck:
             if target is None:
                 is_used = bool(batches(self._files, checkpoint, "commits"))
             else:
-                # The name of the pipeline in it is not known without the state.
+                # Without the state, the name of the pipeline in the app id is unknown.
                 identity = app_id("", name, segment_name(epoch))
                 is_used = any(each.endswith(identity) for each in self._app_ids(target))
             if is_used:
@@ -154,7 +154,7 @@ class DamageCheck:
             raise _error("CHECKPOINT_MISSING", node, sink_checkpoint_lost(node.flow.name, path))
         if last is None or last < 0:
             return
-        # A batch is planned before it is written, so that newer ones of the table were lost here.
+        # A batch is planned before it is written: newer batches of the table were lost here.
         planned = self._planned(path)
         if not planned or planned[-1] < last:
             condition = "CHECKPOINT_BEHIND_TABLE" if planned else "CHECKPOINT_MISSING"
@@ -163,7 +163,7 @@ class DamageCheck:
             raise _error(condition, node, damage)
 
     def has_batches_of_no_query(self, node: FlowNode, epoch: str) -> bool:
-        """Whether batches of an epoch were written, or begun, by no streaming query."""
+        """Whether batches of an epoch were written, or begun, without a streaming query."""
         if self._planned(self._tables.layout.checkpoint_path(node.flow.name, epoch)):
             return False
         last = self._last_number(node, epoch)
@@ -175,7 +175,7 @@ class DamageCheck:
         return batches(self._files, checkpoint, "offsets") if is_used else []
 
     def _last_number(self, node: FlowNode, epoch: str) -> int | None:
-        """The last batch of the table; `None` for a sink."""
+        """The number of the last batch in the table; `None` for a sink."""
         table = self._tables.paths.get(node.target)
         if table is None:
             return None
@@ -206,7 +206,7 @@ class DamageCheck:
     def _has_finished(self, checkpoint: Checkpoint, batch_id: int) -> bool:
         if checkpoint.exists:
             return checkpoint.has_finished(batch_id)
-        # Of remote storage only this file is read.
+        # In remote storage, only this file is read.
         folder = self._tables.layout.checkpoint_path(checkpoint.flow, checkpoint.epoch)
         return self._files.exists(f"{folder}/commits/{batch_id}")
 

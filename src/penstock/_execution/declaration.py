@@ -1,7 +1,7 @@
-"""What updates record about a flow and its target, for `penstock plan`.
+"""The declaration of a flow and its target, which updates record for `penstock plan`.
 
 Delta's log has columns, properties, partitioning and comment of a table, and the state of a flow
-the operators of its checkpoint. Queries without state, rules, keys and sources are in neither.
+has the operators of its checkpoint. Neither has queries without state, rules, keys and sources.
 """
 
 from collections.abc import Mapping
@@ -25,17 +25,17 @@ class Declaration:
 
     Attributes:
         target: Key of the table, or name of the sink.
-        display: The same for messages.
+        display: Name of the target for messages.
         kind: Kind of the dataset, or `sink`.
-        path: Of the table; for a sink, its format and location.
+        path: Path of the table; for a sink, its format and location.
         query: Digest of the query.
         code: Digest of the source files, if it calls Python functions.
-        reads: Names of datasets.
-        external: What it reads from outside.
-        order: The streams of a query that reads several: its checkpoint knows them by number.
+        reads: Names of the datasets that it reads.
+        external: Sources outside of the pipeline.
+        order: The streams of a query that reads several: its checkpoint identifies them by number.
         rules: Condition and action, by name.
-        history: Of auto CDC and snapshots: what the rows of the table were made with.
-        options: What applies to new rows.
+        history: For auto CDC and snapshots: the settings by which the rows were computed.
+        options: Settings that apply to new rows.
     """
 
     target: str
@@ -52,13 +52,13 @@ class Declaration:
     options: _Texts = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Equal to what is read back from a file."""
+        """The JSON form, equal to the form that is read back from a file."""
         lists = {name: list(getattr(self, name)) for name in _LISTS}
         return {**asdict(self), **lists}
 
 
 def stored_declaration(state: FlowState | ViewState | None) -> Declaration | None:
-    """A recorded declaration; `None` if there is none, as of an earlier version."""
+    """A recorded declaration; `None` if there is none, as in the state of an earlier version."""
     if state is None or not state.deployed:
         return None
     known = {each.name for each in fields(Declaration)}
@@ -69,7 +69,7 @@ def stored_declaration(state: FlowState | ViewState | None) -> Declaration | Non
 
 
 def declaration_of(tables: PipelineTables, node: FlowNode, source_digest: str) -> Declaration:
-    """The declaration of a flow now."""
+    """The current declaration of a flow."""
     graph, analysis = tables.graph, node.analysis
     upstream = [graph.datasets[key] for key in node.upstream]
     reads = tuple(sorted(each.display for each in upstream if each.read_from is None))
@@ -151,7 +151,7 @@ def _event_options(flow: Flow) -> dict[str, str]:
     names = ("apply_as_deletes", "apply_as_truncates", "columns", "except_columns")
     more = ("ignore_null_updates", "ignore_null_columns", "ignore_null_except_columns")
     values = {name: getattr(spec, name) for name in (*names, *more, "columns_to_update")}
-    # As text: a Column has no equality.
+    # As strings: Columns cannot be compared.
     return {
         name: str(value)
         for name, value in values.items()

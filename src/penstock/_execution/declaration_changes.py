@@ -1,4 +1,4 @@
-"""What differs between a declaration that was recorded and the present one, and what that needs."""
+"""Differences between the recorded and the current declaration of a flow, and what they need."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from penstock._execution.declaration import Declaration
 
 
 class Need(IntEnum):
-    """What a difference needs, in ascending order: a dataset has the greatest of its needs."""
+    """What a difference needs, in ascending order: the greatest need applies to a dataset."""
 
     NOTHING = 0
     UPDATE = 1
@@ -39,9 +39,9 @@ def flow_differences(
     has_checkpoint: bool = True,
     has_state: bool = False,
 ) -> Iterator[Difference]:
-    """Compare the recorded declaration of a flow with the present one.
+    """Compare the recorded declaration of a flow with the current one.
 
-    `has_state`: each of its rows is computed from several rows of the sources.
+    `has_state`: each row that it writes is computed from several rows of the sources.
     """
     is_view = now.kind == "materialized view"
     if before.target != now.target:
@@ -62,7 +62,7 @@ def flow_differences(
     if sources:
         need = Need.UPDATE
         if has_checkpoint:
-            # Rows of a former topic or folder stay, unless new ones are computed from them, too.
+            # Rows of a former topic or folder stay, unless new rows are also computed from them.
             is_outside = before.reads == now.reads and not has_state
             need = Need.CHECKPOINT if is_outside else Need.REBUILD
         yield Difference(need, f"flow {flow}: {', '.join(sources)}", flow)

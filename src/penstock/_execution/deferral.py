@@ -1,8 +1,8 @@
 """Finds the datasets that are read from a deployed pipeline instead of being built.
 
-A dataset is unchanged if `penstock plan` at the storage of that pipeline would have nothing to do
-for it: its recorded declaration, its table and everything upstream of it are as declared here.
-Only reads that storage.
+A dataset is unchanged if `penstock plan` with the storage of that pipeline would find no change of
+it: its recorded declaration, its table and everything upstream of it are as declared here. That
+storage is only read.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ class _Comparison:
         return built
 
     def warnings(self) -> Iterator[str]:
-        """What the user should know before the update starts."""
+        """Warnings for the user before the update starts."""
         name = self._production.name
         if not self._deployed:
             yield (
@@ -133,7 +133,7 @@ class _Comparison:
         return [key for key in self.paths if key in keys - {node.key}]
 
     def _reasons(self, node: DatasetNode) -> Iterator[str]:
-        """Why a dataset is built here, apart from what is upstream of it."""
+        """Reasons to build a dataset here, other than its upstream datasets."""
         name = self._production.name
         snapshot = self._delta.snapshot(self.paths[node.key])
         if snapshot.version() < 0:
@@ -148,7 +148,7 @@ class _Comparison:
             if known is not None and known.target_id not in (None, state.id):
                 yield f"its table at {name} was dropped, or created again"
         spec = self._tables.spec(node, flows)
-        # Those of Penstock depend on the storage and the metastore.
+        # Penstock's properties depend on the storage and the metastore.
         own = {key: text for key, text in spec.properties.items() if "penstock." not in key}
         table = TableRef(self.paths[node.key], node.display)
         try:
@@ -177,7 +177,7 @@ class _Comparison:
         if state is not None and (state.reset_pending or state.migration is not None):
             yield f"a full refresh or migration of flow {name} is unfinished"
         now = self._now[name]
-        if before.display == now.display:  # the default schema may be another one
+        if before.display == now.display:  # the default schema may differ
             now = replace(now, target=before.target)
         for difference in flow_differences(name, before, now):
             yield difference.text

@@ -1,4 +1,4 @@
-"""Copies event logs to Delta tables, on a thread beside the flows of an update."""
+"""Copies event logs to Delta tables, on a separate thread while the flows of an update run."""
 
 import contextlib
 import threading
@@ -50,7 +50,8 @@ MakeRows = Callable[[bytes, Any], list[str]]
 class EventTables:
     """Copies the events of earlier updates, and of this one, while a `with` block runs.
 
-    A failure is a warning, and the next update continues. `retention` learns what was copied.
+    A failure is reported as a warning, and the next update continues. `published` of `retention`
+    records what was copied.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class EventTables:
             self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Write the events until now, and end; what takes too long is left to the next update."""
+        """Copy the events so far, and end; after a timeout, the next update copies the rest."""
         self._over.set()
         if not self._settings.events.tables:
             return
         self._thread.join(_FINISH_SECONDS)
         if self._thread.is_alive():
             self._is_cancelled = True
-            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone
+            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM has ended
                 self._spark.sparkContext.cancelJobGroup(self._group)
             self._thread.join(_CANCEL_SECONDS)
 
@@ -104,7 +105,7 @@ class EventTables:
                 context.setLocalProperty("spark.scheduler.pool", _POOL)
                 self._copy()
                 return
-            except Exception as error:  # of any kind: the flows continue
+            except Exception as error:  # any exception: the flows continue
                 if self._is_cancelled or jvm_exit_code(self._spark, error) is not None:
                     return
                 self._warn(error)
@@ -112,7 +113,7 @@ class EventTables:
                 return
 
     def _copy(self) -> None:
-        """Copy what the tables lack, oldest first, and then what this update adds until its end."""
+        """Copy missing events, oldest first, and then the events of this update until its end."""
         # After a failure, this update may be in the tables already.
         self._is_new = not self._reported
         self._lines, self._newest, self._reads_last = 0, 1, False
@@ -126,7 +127,7 @@ class EventTables:
             if name is not None
         ]
         for update in self._incomplete():
-            with contextlib.suppress(FileNotFoundError):  # deleted by a person
+            with contextlib.suppress(FileNotFoundError):  # deleted manually
                 self._add(update.lines())
         self._commit(without_rows=True)
         self._retention.published = 1
@@ -138,9 +139,9 @@ class EventTables:
         DeltaJvm(self._spark).await_checkpoints(_CHECKPOINT_SECONDS)
 
     def _incomplete(self) -> list[UpdateLog]:
-        """Earlier updates whose last event a table does not have.
+        """Earlier updates whose last event is missing in a table.
 
-        Updates before one that is complete are complete: they were copied first.
+        Updates before a complete one are complete, because they were copied first.
         """
         incomplete: list[UpdateLog] = []
         for update in reversed(updates(self._directory)):
@@ -153,7 +154,7 @@ class EventTables:
         return incomplete[::-1]
 
     def _wait(self) -> bool:
-        """Commit and wait; whether there may be more lines of this update."""
+        """Commit and wait. Returns whether there may be more lines of this update."""
         if self._reads_last:
             return False
         self._commit(without_rows=False)

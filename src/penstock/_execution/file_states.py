@@ -1,4 +1,4 @@
-"""State of the sources of files, in an analysis and in a run."""
+"""State of file sources, in an analysis and in a run."""
 
 import threading
 
@@ -12,7 +12,7 @@ _NO_EPOCH = "batch"
 
 
 class FileStates:
-    """Stores of the sources of a pipeline's flows; any thread."""
+    """Stores of the file sources of a pipeline's flows; thread-safe."""
 
     def __init__(self, files: StorageFiles, layout: StorageLayout, flows: StateStore) -> None:
         self._files = files
@@ -37,7 +37,7 @@ class FileStates:
 
 
 def forget_listings(files: StorageFiles, layout: StorageLayout, flow: str, epoch: str) -> None:
-    """Let the next start in an epoch list: messages about its files may have been deleted."""
+    """Make the next start in an epoch list its files: messages about them may be deleted."""
     folder = layout.source_files(flow, epoch)
     for source in files.names(folder):
         for note in (LISTED, LISTED_KEYS):

@@ -12,10 +12,10 @@ from penstock._tables.session_conf import own_session, session_conf
 
 
 class FlowConfs:
-    """Confs of flows and their tables on the session that all flows share; those of a flow win.
+    """Confs of flows and their tables on the shared session; a flow overrides its table.
 
-    `lock` is held while queries are built and started, because their functions may set confs and
-    temporary views: one at a time.
+    `lock` is held while a query is built and started, because its functions may set confs and
+    temporary views.
     """
 
     def __init__(self, spark: SparkSession, graph: DataflowGraph) -> None:
@@ -36,9 +36,9 @@ class FlowConfs:
             yield
 
     def bound(self, df: DataFrame, node: FlowNode) -> DataFrame:
-        """The rows, always computed with the confs of a flow.
+        """The DataFrame, always computed with the confs of a flow.
 
-        A streaming query does not need it: it copies the session when it starts.
+        A streaming query is returned unchanged: it copies the session when it starts.
         """
         conf = self.of(node)
         if not conf or df.isStreaming:

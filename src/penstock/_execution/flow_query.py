@@ -1,4 +1,4 @@
-"""Queries of flows: their evaluation, and what all of them share while they run."""
+"""Queries of flows: their evaluation, their start, and their shared context."""
 
 import contextlib
 import json
@@ -32,10 +32,10 @@ from penstock.sources.base import NOWHERE, OpenedSource, Position, explained
 class EngineContext:
     """Context of the engine.
 
-    `emit` may be called on any thread. `source_digest` is of the project's source files, for views
-    that use Python functions. `last_batch` is the newest micro-batch of a flow in the event log.
-    `lost_lease` looks whether another driver has taken over, and returns the failure if so.
-    `resets` are the flows of a full refresh, downstream before upstream.
+    `emit` may be called on any thread. `source_digest` is the digest of the project's source files,
+    for queries that call Python functions. `last_batch` returns the newest micro-batch of a flow in
+    the event log. `lost_lease` returns the failure if another driver has taken over. `resets` are
+    the flows of a full refresh, downstream before upstream.
     """
 
     source_digest: str
@@ -47,7 +47,7 @@ class EngineContext:
 
 
 class FlowQueries:
-    """Evaluates and starts the queries of flows, whether they stream or not."""
+    """Evaluates and starts the queries of flows, both streaming and batch."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class FlowQueries:
         self.writers = TableWriters(tables, self.warn)
         self.confs = FlowConfs(self.spark, self.graph)
         self.tag = f"penstock-{uuid.uuid4()}"
-        """Of the jobs of this engine: a borrowed session also has those of other code."""
+        """Tag of the jobs of this engine: a borrowed session also has jobs of other code."""
         self.evaluator = evaluator
-        # Flows whose query has other columns than in the analysis.
+        # Flows whose query has different columns than in the analysis.
         self._grown: dict[str, FlowNode] = {}
 
     def evaluate(
@@ -102,8 +102,8 @@ class FlowQueries:
         return grown
 
     def start(self, writer: Any, node: FlowNode) -> StreamingQuery:
-        # A query has a job group of its own, which `stop` cancels. Listeners in Python fail if it
-        # has job tags: PySpark's `QueryStartedEvent.fromJObject` takes them for Java objects.
+        # A query has its own job group, which `stop` cancels. Python listeners fail if it has job
+        # tags: PySpark's `QueryStartedEvent.fromJObject` treats them as Java objects.
         context: Any = self.spark.sparkContext
         context.removeJobTag(self.tag)
         # The query copies the session, with its confs, when it starts.
@@ -113,22 +113,23 @@ class FlowQueries:
 
     @contextlib.contextmanager
     def translated(self, node: FlowNode, sources: Sequence[OpenedSource] = ()) -> Iterator[None]:
-        """A step of the update: its jobs have the tag and the scheduler pool of the flow.
+        """Run a step of the update: its jobs have the engine's tag and the flow's scheduler pool.
 
-        Exceptions become Penstock errors. A query that is started in it inherits the pool.
+        Exceptions are converted to Penstock errors. A query that is started in it inherits the
+        pool.
         """
         context: Any = self.spark.sparkContext
         jvm: Any = self.spark._jvm
         try:
-            # Of this thread: query functions may ask for it, and Spark looks up data sources in
-            # Python there.
+            # The session of this thread: query functions may use it, and Spark looks up Python data
+            # sources in it.
             sessions = jvm.org.apache.spark.sql.classic.SparkSession
             sessions.setActiveSession(self.spark._jsparkSession)
             context.setLocalProperty("spark.scheduler.pool", node.flow.name)
             context.addJobTag(self.tag)
             yield
         except PenstockError as error:
-            # Of a table or a source, whose checks do not know where the flow is declared.
+            # Checks of a table or a source do not have the origin of the flow.
             if isinstance(error, PlanError | CheckpointError):
                 error.origin = error.origin or node.flow.origin
             raise
@@ -141,17 +142,17 @@ class FlowQueries:
                 raise known from error
             raise flow_error(error, node.flow) from error
         finally:
-            # The JVM is gone, or the owner of the session has stopped it.
+            # The JVM has ended, or the owner of the session has stopped it.
             with contextlib.suppress(Py4JError, ConnectionError, AttributeError):
                 context.setLocalProperty("spark.scheduler.pool", None)
                 context.removeJobTag(self.tag)
 
     def declaration(self, node: FlowNode) -> dict[str, Any]:
-        """What is recorded about a flow or a view that has run."""
+        """The declaration to record for a flow or a view that has run."""
         return declaration_of(self.tables, node, self.context.source_digest).to_json()
 
     def record(self, node: FlowNode) -> bool:
-        """Record the declaration of a flow that has run; whether it differs from the last one."""
+        """Record the declaration of a flow that has run. Returns whether it has changed."""
         state = self.state.flow(node.flow.name)
         declared = None if state is None else self.changed_declaration(node, state)
         if state is None or declared is None:
@@ -162,7 +163,7 @@ class FlowQueries:
     def changed_declaration(self, node: FlowNode, state: FlowState) -> dict[str, Any] | None:
         """The declaration of a flow; `None` if it is that of the last run."""
         declared = self.declaration(node)
-        # Stored rows belong to the keys that the first rows of the checkpoint were made with.
+        # Stored rows belong to the keys by which the checkpoint's first rows were computed.
         declared["history"] = state.deployed.get("history") or declared["history"]
         return None if declared == state.deployed else declared
 
@@ -170,7 +171,7 @@ class FlowQueries:
         """Report batches that were committed, but not reported before a crash."""
         known, dataset = self.context.last_batch(node.flow.name), self.graph.datasets[node.target]
         for commit in self.writers.unreported(dataset, node, state.epoch, known):
-            # Without its number the next start would report it again.
+            # Without the batch number, the next start would report the batch again.
             origin = replace(self.origin(node), batch_id=commit.result.batch_id)
             text = "recorded by the table, reported after a restart"
             self.context.emit(commit.event(origin, text))

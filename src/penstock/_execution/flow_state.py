@@ -25,19 +25,19 @@ class FlowState:
     Attributes:
         epoch: Identity of the checkpoint; part of its path and of the app id.
         target_id: Identity (Delta table id) of the table that the checkpoint belongs to.
-        stateful_operators: Of the query of the checkpoint; `None` before the first start.
+        stateful_operators: Those of the checkpoint's query; `None` before the first start.
         output_mode: Spark's output mode at the first start.
         once_done: Whether a `once` flow has run.
-        reset_pending: A full refresh has begun and not ended.
+        reset_pending: Whether a full refresh has begun and not ended.
         starts: Version of each upstream table from which the first batch of the checkpoint reads
-            appends; the same when that batch is planned again.
-        snapshots: Of a snapshot flow: the versions of the last applied snapshot and of the next
+            appends; kept if that batch is planned again.
+        snapshots: For a snapshot flow, the versions of the last applied snapshot and of the next
             one, by number; the table has the number of the last commit.
         position: Start of the streams of the checkpoint; overrides their options.
         next_position: The same for the checkpoint after a pending reset.
         topics: Kafka's topic ids of the checkpoint, by name.
-        migration: A migration that has begun to replace the table and this state.
-        deployed: The declaration that it ran with last, see `Declaration`; empty if not recorded.
+        migration: The migration that has begun to replace the table and this state.
+        deployed: The declaration of the last run, see `Declaration`; empty if not recorded.
         pipeline: See `StateStore.pipeline_of`; empty in the state of an earlier version.
     """
 
@@ -62,18 +62,18 @@ class ViewState:
     """Inputs of the last refresh of a materialized view, and the table version after it.
 
     Attributes:
-        fingerprint: Of the query, the rules and the code of the sources.
+        fingerprint: Digest of the query, the rules, the settings and the source code.
         sources: Version of each source, by its path.
         table_ids: Id of each Delta table among them, and of the view's own table, by its path;
             earlier versions stored none.
-        table_version: `None` for a snapshot flow, or after a restore.
-        quarantine_version: -1 without a quarantine.
-        rows: Of the last complete refresh.
+        table_version: Version of the view's table; `None` for a snapshot flow, or after a restore.
+        quarantine_version: Version of the quarantine; -1 without a quarantine.
+        rows: Number of rows of the last complete refresh.
         full_seconds: Duration of the last complete refresh.
-        incremental_seconds: Duration of the last refresh that was incremental, or tried to be;
-            shortened by each complete one, so that it is tried again.
-        incremental_share: Share of the sources that had changed then.
-        deployed: As of `FlowState`, at the last refresh.
+        incremental_seconds: Duration of the last refresh that was, or was attempted as, an
+            incremental one; reduced by each complete refresh, so that it is attempted again.
+        incremental_share: Share of the sources that had changed in that refresh.
+        deployed: As in `FlowState`, at the last refresh.
     """
 
     fingerprint: str
@@ -99,7 +99,7 @@ def state_of(body: Mapping[str, Any]) -> FlowState:
 class StateStore:
     """Reads and writes the state files below `<storage>/state`.
 
-    One writer at a time: the pipeline's lease is held.
+    There is one writer at a time, which holds the pipeline's lease.
     """
 
     def __init__(self, files: StorageFiles, state_root: str, pipeline: str) -> None:
@@ -111,7 +111,7 @@ class StateStore:
 
     @contextlib.contextmanager
     def apart(self, flow: str, path: str) -> Iterator[None]:
-        """Use another file for the state of a flow inside of the context, for a new checkpoint."""
+        """Use another file for the state of a flow within the context, for a new checkpoint."""
         self._apart[flow] = path
         try:
             yield
@@ -130,8 +130,8 @@ class StateStore:
     def pipeline_of(self, flow: str) -> str:
         """The name of the pipeline in the identity of a flow's writers.
 
-        It is that of the first start: a batch that was in flight when the pipeline was renamed must
-        not be taken for another one.
+        It is the name at the first start: a batch that was in flight when the pipeline was renamed
+        must keep its identity.
         """
         if flow not in self._pipelines:
             body = self._parsed(self._path("flows", flow)) or {}
@@ -165,12 +165,12 @@ class StateStore:
         self._files.write(self._path("views", key), json.dumps(asdict(state), indent=1))
 
     def forget_view(self, key: str) -> None:
-        """Let the next refresh of a view be a complete one."""
+        """Make the next refresh of a view a complete one."""
         if self.view(key) is not None:
             self._files.write(self._path("views", key), "")
 
     def forget_declaration(self, flow: str) -> None:
-        """Remove that of a streaming flow whose table has become a view."""
+        """Remove the declaration of a streaming flow whose table has become a view."""
         state = self.flow(flow)
         if state is not None and state.deployed:
             self.save_flow(flow, replace(state, deployed={}))
@@ -220,13 +220,13 @@ def check_state(
 ) -> None:
     """Compare a query with the query of its checkpoint; `order` as in its declaration.
 
-    A changed stateful operator or source is an error: Spark would fail at the start, or continue
-    with state of another meaning.
+    A changed stateful operator or source is an error: Spark would fail at the start, or
+    misinterpret the state.
     """
     if state.stateful_operators is None:
         return
     before, now = state.stateful_operators, operators
-    if not any(WINDOWS in line for line in before):  # of an earlier version, or without windows
+    if not any(WINDOWS in line for line in before):  # from an earlier version, or without windows
         now = tuple(line.partition(WINDOWS)[0] for line in now)
     order_before = state.deployed.get("order", ())
     if state.output_mode not in (None, output_mode):
@@ -237,7 +237,7 @@ def check_state(
         parts = [f"gone: {line}" for line in gone] + [f"new: {line}" for line in new]
         change = "; ".join(parts) or "the order of its stateful operators or sources changed"
     elif tuple(order_before) != order and sorted(order_before) == sorted(order):
-        # Offsets are by number: Kafka's connector would take those of another topic for none.
+        # Offsets are stored by number: Kafka's connector ignores those of another topic.
         change = (
             f"the order of its sources was {', '.join(order_before)}, and is {', '.join(order)}"
         )

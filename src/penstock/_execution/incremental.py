@@ -1,6 +1,6 @@
 """Incremental refreshes of materialized views: computes what changed since the last refresh.
 
-A refresh is one commit, so whatever fails before it is followed by a complete refresh.
+A refresh is one commit, so that a complete refresh can follow any failure before it.
 """
 
 import re
@@ -36,17 +36,17 @@ from penstock.quality.split import parse_failure
 APPEND_ONLY = "APPEND_ONLY"
 GROUP_AGGREGATE = "GROUP_AGGREGATE"
 
-# The jobs of an incremental refresh take as long, however few rows changed.
+# The jobs of an incremental refresh take this long, even if few rows changed.
 _SHORT_SECONDS = 2.0
 _SHORT_GROUPS = 0.8
-# Reading and replacing more keys takes longer than computing all.
+# Reading and replacing a larger share of keys takes longer than computing all rows.
 _MOST_SHARE = 0.2
 _MOST_ROWS = 200_000  # collected on the driver with all their columns
-# Up to this share, rows are assumed to have changed next to each other. To find out that they did
-# not costs little.
+# Up to this share, changed rows are assumed to be next to each other. A wrong assumption costs
+# little.
 _FEW = 0.02
-# Seconds per row in relation to those of a row that is read and aggregated, on two cores: to write
-# a row, and to replace one.
+# Time to write a row, and to replace one, relative to the time to read and aggregate a row, on two
+# cores.
 _WRITING = 2.5
 _REPLACING = 35
 _IGNORES_MISSING = "spark.sql.files.ignoreMissingFiles"
@@ -63,7 +63,7 @@ class SourcesUnchangedError(Exception):
 
 @dataclass(frozen=True)
 class IncrementalRefresh:
-    """The chosen technique, and the commit, not made yet."""
+    """The chosen technique, and the function that makes the commit."""
 
     technique: str
     reason: str
@@ -72,7 +72,7 @@ class IncrementalRefresh:
 
 @dataclass
 class Attempt:
-    """`share` of the sources that changed; set when an incremental refresh is worth trying."""
+    """`share` of the sources that changed; set if an incremental refresh is worth trying."""
 
     share: float | None = None
 
@@ -80,8 +80,8 @@ class Attempt:
 class IncrementalViews:
     """Chooses and prepares incremental refreshes of views.
 
-    By the view's `refresh_policy`: `auto` (default) is incremental unless a complete refresh is
-    likely to be faster; `incremental` and `incremental_strict` are wherever it is possible.
+    According to the view's `refresh_policy`: `auto` (default) is incremental unless a complete
+    refresh is likely to be faster; `incremental` and `incremental_strict` are whenever possible.
     """
 
     def __init__(self, queries: FlowQueries) -> None:
@@ -97,9 +97,9 @@ class IncrementalViews:
         version: int,
         attempt: Attempt,
     ) -> IncrementalRefresh:
-        """Choose how the view is brought from its last refresh, at `version`, to its sources.
+        """Choose how to update the view from its last refresh, at `version`, to its sources.
 
-        To be called within `reasons`, as the commit.
+        This and the commit must be called within `reasons`.
         """
         policy = dataset.declared.refresh_policy or "auto"
         if policy == "full":
@@ -120,7 +120,7 @@ class IncrementalViews:
             try:
                 check_expectations(rows, dataset.declared.expectations)
             except DefinitionError as error:
-                # Other columns are not read: they are NULL in the added rows.
+                # Columns that the query does not return are NULL in the added rows.
                 raise NotIncrementalError(
                     "its expectations use columns that the query does not return"
                 ) from error
@@ -177,7 +177,7 @@ def _rows(
     dataset: DatasetNode,
     view_rows: int | None,
 ) -> tuple[DataFrame, str]:
-    """The removed and the added rows; with `view_rows`, a share of these rows at most."""
+    """The removed and the added rows; with `view_rows`, at most a share of that number."""
     changed = changes.changedRows(_MOST_ROWS + 1)
     removed, added = int(changed.removed()), int(changed.added())
     most = _MOST_ROWS if view_rows is None else min(_MOST_ROWS, int(_MOST_SHARE * view_rows))
@@ -195,7 +195,7 @@ def _rows(
 def _keys(
     writer: ViewWriter, df: DataFrame, changes: Any, view_rows: int | None
 ) -> tuple[DataFrame, str]:
-    """The rows of the changed keys; with `view_rows`, of a share of these rows at most."""
+    """The rows of the changed keys; with `view_rows`, of at most a share of that number."""
     count, keys = writer.collect(DataFrame(changes.changedKeys(MOST_KEYS + 1), df.sparkSession))
     if view_rows is not None and count > _MOST_SHARE * view_rows:
         raise NotIncrementalError(f"{count} keys changed, of {view_rows} rows")
@@ -206,11 +206,11 @@ def _keys(
 
 @contextmanager
 def reasons(dataset: DatasetNode) -> Iterator[None]:
-    """Turn what prevents an incremental refresh into the reason of a complete one.
+    """Convert the failure of an incremental refresh to the reason of a complete one.
 
     Raises:
-        NotIncrementalError: the view must be computed completely.
-        SourcesUnchangedError: it need not be computed.
+        NotIncrementalError: The view must be computed completely.
+        SourcesUnchangedError: The view need not be computed.
         PlanError: `REFRESH_NOT_INCREMENTAL` with the policy `incremental_strict`.
     """
     try:
@@ -218,13 +218,13 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
     except (NotIncrementalError, ViewChangedError) as error:
         reason = str(error)
     except Exception as error:
-        # Whatever it is, a complete refresh does without it, or fails with a better message.
+        # A complete refresh avoids the failure, or fails with a better message.
         text = f"{full_text(error)}\n{java_causes(error)}"
         is_final = isinstance(error, PenstockError) and not isinstance(error, PlanError)
         is_strict = dataset.declared.refresh_policy == "incremental_strict"
-        # A complete refresh, to which the error of the policy refers, would refuse the value, too.
+        # A complete refresh, which the error of the policy suggests, would also refuse the value.
         is_final = is_final or (is_strict and is_refused_by_ansi(text))
-        # Its rows have the one that violated the rule.
+        # A complete refresh would include the row that violated the rule.
         is_final = is_final or parse_failure(text) is not None
         if is_final or "cancelled" in text.lower():
             raise
@@ -266,7 +266,7 @@ def _check_cost(before: ViewState, technique: str, changes: Any) -> float:
     Returns the changed share of the sources.
 
     Raises:
-        NotIncrementalError: it is not.
+        NotIncrementalError: It is unlikely to be faster.
     """
     full, last = before.full_seconds, before.incremental_seconds
     short = _SHORT_GROUPS if technique == GROUP_AGGREGATE else _SHORT_SECONDS
@@ -296,13 +296,13 @@ def _check_cost(before: ViewState, technique: str, changes: Any) -> float:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Estimated changes of those tables of a view whose rows changed.
+    """Estimated changes of those source tables of a view whose rows changed.
 
     Attributes:
-        changed: Rows that were added or removed.
-        rows: Of these tables.
-        share: The rows of the view that changed, if each depends on one row of each table.
-        groups: The same, if all rows of a table that has more rows than the view were grouped.
+        changed: Number of rows that were added or removed.
+        rows: Number of rows of these tables.
+        share: Share of the view's rows that changed, if each depends on one row of each table.
+        groups: The same, if the rows of tables that have more rows than the view are grouped.
     """
 
     changed: float

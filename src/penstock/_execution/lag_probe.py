@@ -22,13 +22,13 @@ _PAUSE_SECONDS = 10.0
 # Measuring takes about one twentieth of the time, and adds few events to the log.
 _PAUSE_FACTOR = 20.0
 _PAUSE_PER_PARTITION = 0.1
-# On a loaded machine everything takes long, and a silent source must be noticed all the same.
+# On a loaded machine measuring takes long, but an unresponsive source must still be noticed.
 _LONGEST_PAUSE_SECONDS = 30.0
 _CLOSE_SECONDS = 8.0
 
 
 def described(sources: Sequence[OpenedSource], text: str) -> str:
-    """How reports describe a source of a query, by Spark's text."""
+    """The description of a source in reports, from Spark's description."""
     for source in sources:
         text = source.description(text)
     return text
@@ -38,7 +38,7 @@ class FlowLag:
     """The sources of one running flow.
 
     `progressed` and `ended` are called on the listener's thread and do not block; `measure` is
-    called on the probe's.
+    called on the probe's thread.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FlowLag:
         self._wake()
 
     def ended(self, *, waits: bool = False) -> None:
-        """End the flow: it is measured once more. With `waits`, it is started again."""
+        """Mark the flow as ended: it is measured once more. With `waits`, it will be restarted."""
         self._waits = waits
         self._has_ended = True
         self._wake()

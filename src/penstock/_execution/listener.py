@@ -53,7 +53,7 @@ class ProgressListener(StreamingQueryListener):
             watcher = self._watchers.get(run_id)
             if watcher is None:
                 early = self._early.setdefault(run_id, [])
-                # More are of a query that is not ours.
+                # More events belong to a query that is not ours.
                 if is_end or len(early) < _MOST_EARLY:
                     early.append(call)
                 return
@@ -91,11 +91,11 @@ class ProgressListener(StreamingQueryListener):
 
 
 WRITTEN = "penstock_written"
-"""Name under which a query observes how many rows it gives a sink that Spark writes itself."""
+"""Name of the observed number of rows that a query passes to a sink that Spark writes itself."""
 
 
 def written_records(progress: Mapping[str, Any]) -> int | None:
-    """Rows that went to a sink, as far as the query observes them or Spark counts them."""
+    """The number of rows written to a sink, if the query observes it or Spark counts it."""
     rows = (progress.get("observedMetrics") or {}).get(WRITTEN)
     if rows is not None:
         return int(rows[WRITTEN])
@@ -104,9 +104,9 @@ def written_records(progress: Mapping[str, Any]) -> int | None:
 
 
 def backlog_records(progress: Mapping[str, Any]) -> int | None:
-    """Records that wait at sources that report them (Kafka: latest minus processed offsets).
+    """Unread records of sources that report them (Kafka: latest minus processed offsets).
 
-    Kinesis reports only the time behind.
+    Kinesis reports only the lag in milliseconds.
     """
     waiting: int | None = None
     for source in progress.get("sources", ()):
@@ -125,7 +125,7 @@ def backlog_records(progress: Mapping[str, Any]) -> int | None:
 
 
 class _JavaListener(JStreamingQueryListener):
-    """Receives a report as one string; PySpark fetches every field by a call of its own."""
+    """Receives a report as one string; PySpark fetches each field with a separate call."""
 
     def onQueryProgress(self, jevent: Any) -> None:
         listener: Any = self.pylistener

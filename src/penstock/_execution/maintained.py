@@ -86,14 +86,14 @@ def maintained_tables(
 def _of_quarantine(
     policy: Policy, replays: Callable[[], list[str]], stored: Mapping[str, str]
 ) -> TableMaintenance:
-    # Flows only append to it. An unfinished replay is going to remove files of its version.
+    # Flows only append to a quarantine. An unfinished replay will remove files of its version.
     of_table = policy(stored)
     compacts = of_table.compacts and not replays()
     return replace(of_table, compacts=compacts, alone=False, z_order=())
 
 
 class NeededFiles:
-    """Old files that a table does not have any more, and that flows are going to read."""
+    """Old files that were removed from a table, but are needed by flows or savepoints."""
 
     def __init__(self, tables: PipelineTables) -> None:
         self._delta = DeltaJvm(tables.spark)
@@ -103,7 +103,7 @@ class NeededFiles:
         self._state = tables.state
 
     def problem(self, node: DatasetNode, path: str, before_ms: int) -> str | None:
-        """Why the files that were removed before a time must stay; `None` if they need not."""
+        """Why files that were removed before a timestamp must be kept; `None` if they need not."""
         inside = [other for other in self._tables.paths.values() if other.startswith(f"{path}/")]
         if inside:
             return f"the table {inside[0]} is in its folder"
@@ -117,7 +117,7 @@ class NeededFiles:
                 if version > newest or not self._is_older(path, version, before_ms):
                     continue
                 if not keeps_rows(self._delta, path, version - 1, newest):
-                    # Without a number: a reason that stays is reported once.
+                    # Without the version: an unchanged reason is reported only once.
                     return f"flow {name} has not read all versions older than the retention period"
         for savepoint in Savepoints(self._files, self._tables.layout).all():
             for table in savepoint.tables:
@@ -129,7 +129,7 @@ class NeededFiles:
         return None
 
     def _is_unfinished(self, flow: str) -> bool:
-        """Whether the files of a batch are recorded that its table does not have."""
+        """Whether there is a recorded batch that is not committed to its table."""
         state = self._state.flow(flow)
         if state is None:
             return False
@@ -144,7 +144,7 @@ class NeededFiles:
     def _read_from(self, flow: str, table_id: str) -> Iterator[int]:
         """The versions up to which the last batch of a flow read a table.
 
-        Also the version where it began, if it is not finished.
+        Also the version at which it began, if it is not finished.
         """
         state = self._state.flow(flow)
         if state is None:

@@ -1,4 +1,4 @@
-"""Maintenance of the tables of an update, on a thread beside its flows."""
+"""Maintenance of the tables of an update, on a separate thread while its flows run."""
 
 import contextlib
 import logging
@@ -30,10 +30,10 @@ _CONFLICT = re.compile(
 
 
 class MaintenanceThread:
-    """Looks after tables while flows run, one after the other. Never fails a flow.
+    """Maintains tables while flows run, one after the other. Never fails a flow.
 
-    `find_tables` is called once, when the first table is looked at: a short update does not wait.
-    Delta's own compaction, which the batch would wait for, is off meanwhile unless it is set.
+    `find_tables` is called once, before the first table is checked: a short update does not wait.
+    Delta's auto compaction, which delays batches, is disabled in the meantime unless it is set.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MaintenanceThread:
         self._thread.start()
 
     def finish(self, *, compact: bool) -> None:
-        """End; what was begun is cancelled. With `compact`, compact the tables that ask for it."""
+        """Stop and cancel running maintenance; with `compact`, compact tables that request it."""
         self._stop()
         for table in self._found() if compact else self._tables or ():
             if compact:
@@ -65,10 +65,10 @@ class MaintenanceThread:
             self._report(table.pending_events())
 
     def close(self) -> None:
-        """End, also after a failure; without a JVM."""
+        """Stop, also after a failure or without a JVM."""
         self._stop()
         if self._replaces_delta:
-            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM is gone
+            with contextlib.suppress(Py4JError, ConnectionError):  # the JVM has ended
                 self._spark.conf.unset(_AUTO_COMPACT)
 
     def _stop(self) -> None:
@@ -99,7 +99,7 @@ class MaintenanceThread:
         if self._tables is None:
             try:
                 self._tables = self._find_tables()
-            except Exception as error:  # of any kind: the flows go on
+            except Exception as error:  # any exception: the flows continue
                 _logger.warning("tables are not maintained: %s", first_line(error))
                 self._tables = ()
         return self._tables
@@ -107,7 +107,7 @@ class MaintenanceThread:
     def _attempt(self, table: TableCare, act: Callable[[], list[Event]]) -> None:
         try:
             self._report(act())
-        except Exception as error:  # of any kind: the flows go on
+        except Exception as error:  # any exception: the flows continue
             if self._over.is_set() and self._thread is threading.current_thread():
                 return  # cancelled
             if jvm_exit_code(self._spark, error) is not None:
@@ -117,7 +117,7 @@ class MaintenanceThread:
             if _CONFLICT.search(f"{type(error).__name__} {full_text(error)}"):
                 _logger.debug("%s is looked at again: %s", table.name, text)
                 return
-            # An error that stays is reported once.
+            # A repeated error is reported once.
             if f"{table.name} {text}" not in self._reported:
                 self._reported.add(f"{table.name} {text}")
                 self._report([table.failed(text)])

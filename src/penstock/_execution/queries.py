@@ -1,4 +1,4 @@
-"""The runtime's `Engine` port: the steps of an update, carried out by Spark."""
+"""Implements the runtime's `Engine` port: runs the steps of an update on Spark."""
 
 import time
 from collections.abc import Collection
@@ -96,7 +96,7 @@ class SparkEngine:
             running.abandoned(jvm_died(exit_code, flow=running.flow))
 
     def abandon(self, failure: str) -> None:
-        """End every running flow with a failure that they have in common."""
+        """End every running flow with the same failure."""
         for running in self._streams.listener.watchers():
             node = self._graph.flows[running.flow]
             running.abandoned(flow_error(failure, node.flow))
@@ -107,8 +107,9 @@ class SparkEngine:
         node = self._graph.datasets[step.dataset]
         with self._queries.translated(self._graph.flows[step.flows[0]]):
             with self._marking:
-                # All of them before a table is emptied: a stream that is killed between the two
-                # would find its rows gone. Downstream first, for a kill between two marks.
+                # All flows are marked before a table is emptied: otherwise, after a kill in
+                # between, a stream would find the rows of its source gone. Downstream first, for a
+                # kill between two marks.
                 while self._unmarked:
                     self._state.mark_reset(self._unmarked[0])
                     self._unmarked.pop(0)
@@ -131,12 +132,12 @@ class SparkEngine:
     def _reset(self, node: DatasetNode) -> None:
         self._tables.reset(node)
         if node.kind is DatasetKind.STREAMING_TABLE:
-            self._state.forget_view(node.key)  # of a table that was a view
+            self._state.forget_view(node.key)  # if the table was a view
         for flow in node.flows:
             self._state.new_flow(flow)
 
     def _check_kind(self, node: DatasetNode) -> None:
-        """Refuse to stream into the rows of a batch query: flows would add them again."""
+        """Refuse to stream into a table with rows of a batch query: flows would add them again."""
         if not any(self._graph.flows[flow].analysis.is_streaming for flow in node.flows):
             return
         before = stored_declaration(self._state.view(node.key))
@@ -170,7 +171,7 @@ class SparkEngine:
             if state.once_done:
                 self._queries.record(node)
                 return RunOutcome(changed=False, reason="it already ran; a full refresh repeats it")
-            if before is not None:  # else it would read the whole log of its table
+            if before is not None:  # otherwise it would read the whole log of its table
                 self._queries.reconcile(node, state)
             dataset = self._graph.datasets[step.target]
             df, opened = self._queries.evaluate(node)
@@ -178,7 +179,7 @@ class SparkEngine:
             node = self._queries.adopt(node, df)
             df = self._queries.confs.bound(df, node)
             if state.stateful_operators is not None and not df.isStreaming:
-                # The number of its batch is taken by one of a streaming query.
+                # A batch of the streaming query already has the number of this batch.
                 text = f"flow {step.flow} was a stream, whose rows stay in the table"
                 self._queries.warn(node, text)
                 state = self._state.new_flow(step.flow)

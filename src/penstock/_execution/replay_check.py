@@ -13,7 +13,7 @@ _RUN = "correct the rule or the query, and run the pipeline"
 
 
 def check_replay(node: DatasetNode, flows: Sequence[FlowNode]) -> None:
-    """Check that a replay may add rows to a table, else `QUARANTINE_REPLAY_NOT_POSSIBLE`."""
+    """Raise `QUARANTINE_REPLAY_NOT_POSSIBLE` if a replay must not add rows to a table."""
     hint = f"correct the rule, then --full-refresh {node.display}"
     if node.kind is not DatasetKind.STREAMING_TABLE:
         reason = f"it is a {node.kind.value}, which every update recomputes"

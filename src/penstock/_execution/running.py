@@ -111,7 +111,7 @@ class RunningQuery:
     def execution(self) -> Any:
         """Spark's `IncrementalExecution` of the micro-batch of `on_batch`.
 
-        The first batch may start before the query is attached: this waits for it.
+        The first batch may start before the query is attached: this waits until it is.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._query or self._ended, _ATTACH_SECONDS)
@@ -138,7 +138,7 @@ class RunningQuery:
     # -- listener ------------------------------------------------------------------------------
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """A micro-batch is in the commit log, or the query is idle."""
+        """Handle a report: a micro-batch is in the commit log, or the query is idle."""
         batch_id = int(progress.get("batchId", -1))
         rows = int(progress.get("numInputRows", 0))
         origin = replace(self._origin, batch_id=batch_id)
@@ -162,7 +162,7 @@ class RunningQuery:
         if self._lag is not None:
             self._lag.progressed(progress)
         self._report_losses(origin, progress)
-        for source in distinct(self._sources):  # as when their identities were checked
+        for source in distinct(self._sources):  # as in the check of identities
             for entry in progress.get("sources", ()):
                 if identities := source.new_identities(entry):
                     self._remember(identities)
@@ -187,7 +187,7 @@ class RunningQuery:
                     break
 
     def _succeeded(self) -> PenstockError | None:
-        """Call `on_success`; after a failure, again with the next batch and at the end."""
+        """Call `on_success`; if it fails, call it again after the next batch and at the end."""
         try:
             if self._on_success is not None:
                 self._on_success()
@@ -197,14 +197,14 @@ class RunningQuery:
         return None
 
     def terminated(self, error: str | None, query_id: str | None = None) -> None:
-        """The query ended; the last callback."""
+        """Handle the end of the query; the last callback."""
         if not self._end():
             return
         self._query_id = query_id
         if self._close is None and (error is None or not self._sources):
             self._end_recovered(error)
             return
-        # A recovery reads files, a sink may send: the progress of other queries must not wait.
+        # A recovery reads files, and a sink may send rows: other queries' progress must not wait.
         name = f"recover {self._flow.name}"
         threading.Thread(target=self._end_recovered, args=(error,), name=name, daemon=True).start()
 
@@ -212,20 +212,20 @@ class RunningQuery:
         try:
             self._close_sink(error)
             known = self._succeeded() if error is None else self._error_of(error)
-        except Exception as failed:  # of any kind: without a report, the update would not end
+        except Exception as failed:  # any exception: without a report, the update would not end
             known = flow_error(failed, self._flow, batch_id=self._batch)
         if self._lag is not None:
-            # A flow that is not started again does not wait for its sources.
+            # A flow that is not restarted does not wait for its sources.
             is_retryable = isinstance(known, FlowError) and known.retryable
             self._lag.ended(waits=is_retryable and not self._stopping)
         self._let_go()
         self._on_end(known)
 
     def _let_go(self) -> None:
-        """Drop everything that is in Java.
+        """Drop all references to Java objects.
 
-        PySpark keeps `on_batch`, and how it failed, as long as Java has the query: nothing would
-        free a query of which Python still has an object.
+        PySpark keeps `on_batch` and its exception as long as Java has the query: a query that
+        Python still references would never be freed.
         """
         for failure in with_causes(self._failure):
             traceback.clear_frames(failure.__traceback__)
@@ -262,14 +262,17 @@ class RunningQuery:
         return self._flow.name
 
     def abandoned(self, error: PenstockError) -> None:
-        """Report the end of the query after the end of the JVM. Ignored after `terminated`."""
+        """Report the end of the query if the JVM has ended, or the lease is lost.
+
+        Ignored after `terminated`.
+        """
         if self._end():
             if self._lag is not None:
                 self._lag.ended()
             self._on_end(error)
 
     def _end(self) -> bool:
-        """Whether this is the first report of the end."""
+        """Mark the query as ended. Returns whether this is the first report of the end."""
         with self._changed:
             if self._ended:
                 return False
@@ -298,7 +301,7 @@ class RunningQuery:
             try:
                 self._query.stop()
             except Exception:
-                # The session may stop when the query has ended, but not yet this call.
+                # When the query has ended, the session may stop before this call returns.
                 if not self._ended:
                     raise
 

@@ -1,7 +1,7 @@
 """Savepoints in a storage, and the checkpoints that they copy.
 
 A savepoint has the version of each table of a pipeline, and a copy of the checkpoint and of the
-state of each flow; `_repair` takes and restores it.
+state of each flow; `_repair` creates and restores it.
 """
 
 import json
@@ -38,7 +38,7 @@ class SavedFlow:
     batch_id: int | None  # None before the first one
     state: Mapping[str, Any]
     numbers: Mapping[str, int]  # last batch in the log of each table, by its path
-    is_declared: bool = True  # and at rest; otherwise its code was removed before
+    is_declared: bool = True  # and at rest; False: its code was removed before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Savepoints:
             ) from error
 
     def all(self) -> list[Savepoint]:
-        """Oldest first."""
+        """All complete savepoints, oldest first."""
         complete = [point for name in self.names() if (point := self.find(name)) is not None]
         return sorted(complete, key=lambda point: point.created_at)
 
@@ -100,7 +100,7 @@ class Savepoints:
         self._files.delete_tree(folder)
 
     def delete_incomplete(self) -> None:
-        """Delete what interrupted commands left."""
+        """Delete incomplete savepoints of interrupted commands."""
         for name in self.names():
             if not self._files.read(f"{self._layout.savepoint_folder(name)}/{_FILE}"):
                 self.delete(name)
@@ -111,7 +111,7 @@ class Savepoints:
 
 
 def unfinished_restore(files: StorageFiles, layout: StorageLayout) -> str | None:
-    """The savepoint whose restore was interrupted."""
+    """The savepoint whose restore was interrupted; `None` if there is none."""
     path = f"{layout.restore_folder}/{RESTORE_JOURNAL}"
     text = files.read(path)
     try:

@@ -30,7 +30,7 @@ def sink_writer(
 ) -> Any:
     """A stream writer for a flow into a sink, without name, checkpoint and trigger.
 
-    If `running` has no batches (continuous processing, real-time mode) Spark writes.
+    If `running` has no batches (continuous processing, real-time mode), Spark writes the rows.
     """
     flow, mode = node.flow, node.analysis.output_mode or OutputMode.APPEND
     system, layout, evaluator = sink_of(sink.format), queries.tables.layout, queries.evaluator
@@ -71,7 +71,7 @@ def sink_writer(
 
 
 def _check_place(path: str, queries: FlowQueries) -> None:
-    """Refuse a sink in the folder of a table of the pipeline, which would get other rows."""
+    """Refuse a sink that writes to the folder of a table of the pipeline."""
     place = path_key(path) or ""
     for key, table in queries.tables.paths.items():
         if f"{place}/".startswith(f"{path_key(table)}/"):

@@ -24,10 +24,10 @@ from penstock.errors import DefinitionError
 
 @dataclass(frozen=True)
 class NextSnapshot:
-    """A snapshot that is newer than the last.
+    """A snapshot that is newer than the last one.
 
-    `is_named`: the content of a named source, which may not have changed. `apply` returns `None` if
-    nothing differs.
+    `is_named`: it is the content of a named source, which may be unchanged. `apply` returns `None`
+    if there is no change.
     """
 
     df: DataFrame
@@ -39,7 +39,7 @@ class NextSnapshot:
 class SnapshotProgress:
     """Iterates over the snapshots of a flow and records the last one.
 
-    `last_number` is that of the last snapshot in the table; -1 before the first.
+    `last_number` is the number of the last snapshot in the table; -1 before the first.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class SnapshotProgress:
         self._number = last_number
         self._save = save
         self.state = state
-        self.last_known: Any = None  # of the versions that were skipped
+        self.last_known: Any = None  # newest skipped version that the table already has
 
     def newer(self, writer_of: Callable[[RowShape], SnapshotWriter]) -> Iterator[NextSnapshot]:
         """The snapshots after the last one, each to be applied before the next is requested.
 
-        A named source has one. A function is called until it returns `None`; a version that is not
-        newer than the last is skipped, and ends the iteration when it is returned again. Versions
-        that the history of the table has already are skipped as well.
+        A named source has one snapshot. A function is called until it returns `None`; a version
+        that is not newer than the last one is skipped, and ends the iteration when it is returned
+        again. Versions that the history of the table already has are skipped as well.
         """
         assert self._flow.snapshot is not None
         is_named = self._flow.snapshot.next_snapshot is None

@@ -1,6 +1,6 @@
 """Reads the state of a flow from its checkpoint, with Spark's own sources.
 
-Nothing runs: the checkpoint is read as of its last committed micro-batch.
+The query is not started: the checkpoint is read as of its last committed micro-batch.
 """
 
 import json
@@ -28,10 +28,10 @@ _JOIN_SIDES = ("left", "right")
 
 @dataclass(frozen=True, kw_only=True)
 class StateSection:
-    """A store, or a state variable, of a stateful operator, with the first rows, JSON-ready.
+    """A state store, or a state variable, of a stateful operator, with its first rows as JSON.
 
-    `name` is that of the store, the side of a join, or the state variable; `batch_id` that of the
-    last micro-batch in it.
+    `name` is the name of the store or of the state variable, or the side of a join; `batch_id` is
+    the last micro-batch in it.
     """
 
     operator: int
@@ -51,7 +51,7 @@ def read_flow(
     operator: int | None,
     limit: int,
 ) -> tuple[StateSection, ...]:
-    """All sections of a flow's checkpoint; `FLOW_NEVER_RAN` or `FLOW_WITHOUT_STATE` if none."""
+    """All sections of a flow's checkpoint; raises `FLOW_NEVER_RAN` or `FLOW_WITHOUT_STATE`."""
     flow = find_name(flow, store.names("flows")) or flow
     known = store.flow(flow)
     if known is None or known.stateful_operators is None:
@@ -69,7 +69,7 @@ def read_flow(
         with TemporaryDirectory(prefix="penstock-state-") as scratch:
             _, path = hadoop_path(spark, checkpoint)
             if path.toUri().toString() != path.toString():
-                # Spark's source encodes the path, as for a space, and does not decode it (4.2).
+                # Spark's source encodes the path, such as a space, and does not decode it (4.2).
                 original, checkpoint = checkpoint, f"{Path(scratch).as_uri()}/checkpoint"
                 StorageFiles(spark).copy_tree(original, checkpoint)
             states = tuple(_sections(spark, checkpoint, operator, limit)) if stateful else ()

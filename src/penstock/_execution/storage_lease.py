@@ -1,10 +1,10 @@
 """The lease of a storage without file locks, such as S3: files that are created conditionally.
 
-`<storage>/state/lease/<term>` belongs to the driver that created it; the newest term has the lease.
-`StorageLease.java` renews it, checks it before each commit, and explains why that is safe. The
-fencing of a driver that wakes up in the middle of a commit is the table's log: after a takeover,
-each table that the other driver may write gets a commit, so its own one has a conflict, and is
-checked again when it is repeated.
+`<storage>/state/lease/<term>` belongs to the driver that created it; the driver of the newest term
+holds the lease. `StorageLease.java` renews it, checks it before each commit, and explains why that
+is safe. The table's log fences a driver that resumes in the middle of a commit: after a takeover,
+each table that the other driver may write gets a commit, so that the other driver's commit has a
+conflict, and the lease is checked again when it is retried.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ from penstock._tables.layout import StorageLayout
 from penstock.errors import SetupError
 
 _RENEWALS = 3
-"""How often a lease is renewed in its duration."""
+"""Number of renewals of a lease in its duration."""
 _LOOKS = 10
-"""How often another driver's lease is read in that time."""
-_COMMITS = 4  # at a time, by a driver that takes over
+"""Number of reads of another driver's lease in that time."""
+_COMMITS = 4  # concurrent ones of a driver that takes over
 
 
 class StorageLease:
@@ -84,9 +84,10 @@ class StorageLease:
     ) -> Self:
         """Take the lease.
 
-        If another driver has it, this waits for a renewal, and fails; after the duration of a lease
-        without one, it takes the lease over. A driver that ran on this machine and has ended
-        is not waited for. `is_borrowed`: other code of the session may commit after the release.
+        If another driver holds it, this waits for a renewal, and then fails; if the lease is not
+        renewed during its duration, it is taken over. There is no wait for a driver that ran on
+        this machine and has ended. `is_borrowed`: other code of the session may commit after the
+        release.
 
         Raises:
             SetupError: LEASE_HELD, or LEASE_UNAVAILABLE if the storage fails.
@@ -94,7 +95,7 @@ class StorageLease:
         lease = cls(spark, storage, holder, seconds, is_borrowed)
         try:
             lease._acquire(on_wait)
-        except (Py4JError, PySparkException) as error:  # PySpark's own for a refused address
+        except (Py4JError, PySparkException) as error:  # the latter for a refused address
             lease._end(type(error))
             raise lease._failed(error) from error
         return lease
@@ -115,18 +116,18 @@ class StorageLease:
                     raise self._failed(error) from error
 
     def failure(self) -> str | None:
-        """The failure if another driver has taken the lease over; looks into the storage."""
+        """The failure if another driver has taken over the lease; reads the storage."""
         try:
             self._jvm.renew()
         except (Py4JError, OSError) as error:
-            # Other failures of the storage may pass, and the end of the JVM is reported elsewhere:
-            # no commit succeeds meanwhile.
+            # Other failures of the storage may be transient, and the end of the JVM is reported
+            # elsewhere: no commit succeeds in the meantime.
             text = full_text(error)
             return text if "LEASE_LOST" in text else None
         return None
 
     def on_lost(self, call: Callable[[str], None]) -> None:
-        """Set what is called, on another thread, when another driver has taken the lease over."""
+        """Set the function to call, on another thread, when another driver takes over the lease."""
         self._on_lost = call
         if self._lost is not None:
             call(self._lost)
@@ -135,16 +136,16 @@ class StorageLease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Release the lease. Without a borrowed session, all later commits of this driver fail."""
+        """Release the lease. Unless the session is borrowed, later commits of this driver fail."""
         self._end(kind)
 
     def _end(self, kind: type[BaseException] | None) -> None:
         self._ended.set()
         if self._jvm is None:
             return
-        # Without the JVM, the lease ends with its lifetime.
+        # Without the JVM, the lease expires.
         with contextlib.suppress(Py4JError, OSError):
-            # After an error, a commit may be on its way: the next driver fences the tables.
+            # After an error, a commit may be in flight: the next driver fences the tables.
             tables = [] if kind is None else sorted(self._tables)
             self._jvm.release(json.dumps({**self._record, "tables": tables, "released": True}))
             if self._is_borrowed:
@@ -161,8 +162,8 @@ class StorageLease:
             self._tables = set(_record(text).get("tables", ()))
             if self._create() and self._newest()[0] == self._term:
                 break
-        # The other driver renews before it looks for a newer term: if it renewed after we looked,
-        # it has seen ours, or will.
+        # The other driver renews before it checks for a newer term: if it renewed after our check,
+        # it has seen our term, or will see it.
         while term and not _may_be_taken(_record(now := self._read(term))) and now != text:
             text = now
             self._ended.wait(self._seconds)
@@ -179,7 +180,7 @@ class StorageLease:
                 self._files.delete_tree(self._path(number))
 
     def _wait(self, term: int, text: str, on_wait: Callable[[str], None]) -> str:
-        """Wait for the duration of another driver's lease; the file when it was not renewed."""
+        """Wait until another driver's lease may be taken, and return its file; fail if renewed."""
         record = _record(text)
         on_wait(f"waiting at most {self._seconds:g} s for the lease of {describe_holder(record)}")
         deadline = time.monotonic() + self._seconds
@@ -217,9 +218,9 @@ class StorageLease:
         )
 
     def _fence(self) -> None:
-        """Commit to every table that the driver before may write."""
+        """Commit to every table that the previous driver may write."""
         delta = DeltaJvm(self._spark)
-        # After its `ManualUpdate`, Delta computes the state of the table.
+        # Not `ManualUpdate`: after it, Delta computes the state of the table.
         operation = delta.streaming_operation(self._folder, self._term, "{}", complete=False)
 
         def commit(path: str) -> None:
@@ -284,7 +285,7 @@ def _may_be_taken(record: Mapping[str, Any]) -> bool:
 
 
 def _machine() -> str:
-    """A name for what process ids are unique in: a boot of a kernel, and a container."""
+    """The scope in which process ids are unique: a boot of a kernel, and a container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

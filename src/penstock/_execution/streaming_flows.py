@@ -1,4 +1,4 @@
-"""Starts the queries of flows that stream, and watches them."""
+"""Starts the queries of streaming flows, and watches them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +51,7 @@ class StreamingFlows:
         queries.spark.streams.addListener(self.listener)
 
     def finish(self) -> None:
-        """Stop measuring how far flows are behind their sources."""
+        """Stop measuring the lag of flows."""
         self._lag.close()
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class StreamingFlows:
                     return self._ended(node, before, on_end)
                 self._damage.check_checkpoint(node, before)
             elif before is not None and self._damage.has_batches_of_no_query(node, before.epoch):
-                # The numbers of its batches are taken by those of a one-time flow.
+                # Batches of the one-time flow already have the numbers of its batches.
                 self._queries.warn(
                     node,
                     f"flow {step.flow} was a one-time flow, whose rows stay in the table: as a "
@@ -130,7 +130,7 @@ class StreamingFlows:
                 running.measures_lag(self._lag.watch(self._queries.origin(node), sources, query))
                 self.listener.watch(str(query.runId), running)
             except BaseException:
-                # It would write rows unobserved, and a retry would find its name taken.
+                # The query would write rows unobserved, and a retry could not use its name.
                 for source in sources:
                     source.ended()
                 query.stop()
@@ -180,7 +180,7 @@ class StreamingFlows:
 
     def _record(self, node: FlowNode) -> None:
         if self._queries.record(node):
-            self._queries.state.forget_view(node.target)  # of a table that was a view
+            self._queries.state.forget_view(node.target)  # if the table was a view
 
     def _remember_topics(self, flow: str, ids: Mapping[str, str]) -> None:
         if (state := self._queries.state.flow(flow)) is not None:
@@ -247,7 +247,7 @@ class StreamingFlows:
         return bool(reasons)
 
     def _checked_lease(self, node: FlowNode, error: PenstockError | None) -> PenstockError | None:
-        """Another driver makes the flows of this one fail in many ways: report the cause."""
+        """The error to report: `error`, or the loss of the lease that may have caused it."""
         failure = None if error is None else self._queries.context.lost_lease()
         return error if failure is None else flow_error(failure, node.flow)
 
@@ -266,7 +266,7 @@ def _triggered(writer: Any, step: StartFlow) -> Any:
 
 
 def _topics_in(flow: str, path: str, state: FlowState) -> Mapping[str, str]:
-    """Ids of topics in the newest batch: one that it no longer had begins with its first row."""
+    """Ids of the topics in the newest batch; a topic that is not in it starts at its first row."""
     if not state.topics:
         return {}
     checkpoint = newest_of_checkpoint(flow, state.epoch, local_path(path) or Path(path))

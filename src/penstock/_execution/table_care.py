@@ -1,4 +1,4 @@
-"""What is done to one table, and when: compaction, Z-order, VACUUM."""
+"""Maintenance of one table, and when it is due: compaction, Z-order, VACUUM."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ class MaintenanceTimes:
         self._times: dict[str, dict[str, int]] | None = None
 
     def last(self, table: str, operation: str) -> int:
-        """In milliseconds; 0 = never."""
+        """The timestamp of the last maintenance in milliseconds; 0 means never."""
         return self._load().get(table, {}).get(operation, 0)
 
     def save(self, table: str, operation: str, now_ms: int) -> None:
@@ -74,7 +74,7 @@ class TableCare:
     """Maintains one table: the target of flows, or its quarantine.
 
     `policy` is called with the properties of the table. `turn` excludes batches of the flows.
-    `vacuum_problem` tells why files that VACUUM would delete are still needed.
+    `vacuum_problem` returns why files that VACUUM would delete are still needed.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class TableCare:
         self._version = -1
         self._next_scheduled = 0.0
         self._least_files = 0
-        """Number of files after the last look; a look is worth it when there are more."""
+        """Least number of files since the last compaction; the next one requires more files."""
         self._sums = _Sums()
         self._skipped = ""
 
-    # -- beside the flows ----------------------------------------------------------------------
+    # -- while flows run -----------------------------------------------------------------------
 
     def look(self) -> list[Event]:
-        """Do what is due; the events about it."""
+        """Run the maintenance that is due, and return its events."""
         snapshot = self._files.known()
         version = int(snapshot.version())
         if version < 0:
@@ -125,7 +125,7 @@ class TableCare:
         return events
 
     def _scheduled(self, snapshot: Any) -> list[Event]:
-        """Z-order and VACUUM, if their intervals are over."""
+        """Run Z-order and VACUUM if their intervals have passed, and return their events."""
         policy, now = self._policy(_properties(snapshot)), int(time.time() * 1000)
         events: list[Event] = []
         hours = self._settings.optimize_interval_hours
@@ -137,7 +137,7 @@ class TableCare:
         return events
 
     def compact_at_end(self) -> list[Event]:
-        """Compact a table whose properties ask for it."""
+        """Compact a table whose properties request it."""
         snapshot = self._files.known()
         if int(snapshot.version()) < 0:
             return []
@@ -160,10 +160,10 @@ class TableCare:
         text = f"maintenance of {self.name} failed: {problem}"
         return self._event("MAINTENANCE", "FAILED", text, reason=problem)
 
-    # -- at once -------------------------------------------------------------------------------
+    # -- on request ----------------------------------------------------------------------------
 
     def run(self, *, vacuum: bool) -> list[Event]:
-        """Compact, order and VACUUM now, whatever is due."""
+        """Run compaction, Z-order and VACUUM now, regardless of their intervals."""
         snapshot = self._files.newest()
         if int(snapshot.version()) < 0:
             return []

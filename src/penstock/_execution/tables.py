@@ -112,7 +112,7 @@ class PipelineTables:
         )
 
     def register(self, node: DatasetNode) -> None:
-        """Register a table again: its rows may have brought other columns."""
+        """Register a table again: the columns may have changed with its rows."""
         if self._metastore is not None:
             state = table_state(self.spark, self.table(node).path)
             assert state is not None
@@ -123,7 +123,7 @@ class PipelineTables:
         reset_table(self.spark, self.table(node))
         reset_table(self.spark, self.quarantine(node))
         reset_table(self.spark, self.layout.cdc_state(node.name))
-        # An unfinished replay would add rows of the quarantine as it was before.
+        # An unfinished replay would add rows of the former quarantine.
         StorageFiles(self.spark).delete_tree(self.layout.replay_staging(node.name))
 
     def table(self, node: DatasetNode) -> TableRef:
@@ -157,12 +157,12 @@ class PipelineTables:
         return parse_schema(self.spark, node.declared.schema, origin=node.declared.origin)
 
     def typed(self, node: FlowNode, df: DataFrame) -> DataFrame:
-        """The query of a flow in the types that its writer takes."""
+        """The query of a flow with the types that its writer expects."""
         declared = self.declared_columns(node.target)
         df = with_types(df, declared)
         if declared is None or not is_cdc(node.flow):
             return df
-        # Conditions and sequence of events are computed of the declared types, as in the analysis.
+        # Conditions and sequence of events use the declared types, as in the analysis.
         # The keys of earlier versions have no padding.
         return assigned(df, declared, with_lengths=False)
 
@@ -196,7 +196,7 @@ class PipelineTables:
         return read_version(self.spark, self.table(node).path)
 
     def append_only_start(self, path: str) -> int | None:
-        """From where a stream reads the whole table as appends; see `_tables.read.log_scan`."""
+        """The version from which a stream reads the whole table as appends; see `log_scan`."""
         delta = DeltaJvm(self.spark)
         return append_only_start(delta, path, int(delta.snapshot(path).version()))
 
@@ -205,7 +205,7 @@ class PipelineTables:
 
         Raises:
             CheckpointError: `TABLE_REPLACED`: The checkpoint belongs to another table, or to one
-                that is gone: earlier rows would be missing.
+                that no longer exists: earlier rows would be missing.
         """
         path = self.paths.get(node.target)
         table = None if path is None else table_state(self.spark, path)
@@ -250,7 +250,7 @@ class PipelineTables:
         self, node: DatasetNode, table: TableRef, state: TableState, suffix: str = ""
     ) -> None:
         """Register a table in the metastore, if there is one and the table is not private."""
-        # A copy elsewhere, as of a migration, has no name.
+        # A copy at another location, as in a migration, is not registered.
         is_named = node.key not in self._locations and not node.declared.private
         if self._metastore is None or not is_named:
             return

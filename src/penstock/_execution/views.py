@@ -34,21 +34,21 @@ from penstock.sources.base import OpenedSource
 
 _QUERY_CHANGED = "the query changed"
 _SOURCE_CHANGED = "a source changed"
-# Complete refreshes shorten the remembered time of an incremental one, so that it is tried again:
-# if it took 1.3 times as long as a complete one, after six of them.
+# Each complete refresh reduces the recorded duration of the incremental one, so that it is tried
+# again: if it took 1.3 times as long as a complete one, after six of them.
 _AGING = 0.95
-# Of settings that are not the pipeline's own.
+# Prefixes of the settings that are not the pipeline's own.
 _KNOWN_KEYS = ("spark.", "pipelines.", "penstock.")
 
 
 class ViewRefresh:
-    """Brings tables up to date that batch queries define."""
+    """Refreshes tables that are defined by batch queries."""
 
     def __init__(self, queries: FlowQueries) -> None:
         self._queries = queries
         self._delta = DeltaJvm(queries.spark)
         self._incremental = IncrementalViews(queries)
-        # A continuous update looks every few seconds: the log must not grow meanwhile.
+        # Flows without a change, reported once: a continuous update checks every few seconds.
         self._unchanged: set[str] = set()
 
     def refresh(self, step: RefreshView) -> RunOutcome:
@@ -62,7 +62,7 @@ class ViewRefresh:
             sources += opened
             node = self._queries.adopt(node, df)
             df = self._queries.confs.bound(df, node)
-            # A compaction at the same time would make one of the two fail.
+            # A concurrent compaction would make one of the two fail.
             with self._queries.tables.turns[dataset.key]:
                 return self._refresh_view(step, node, dataset, df)
 
@@ -130,7 +130,7 @@ class ViewRefresh:
             fingerprint=fingerprint,
             sources=sources.versions,
             table_ids={**sources.table_ids, **self._own_id(dataset)},
-            # Without a commit, that of the start: another writer may have changed the table since.
+            # Without a commit, the version at the start: another writer may have changed the table.
             table_version=version if known is None else known,
             quarantine_version=self._incremental.quarantine_version(dataset),
             rows=rows,
@@ -178,7 +178,7 @@ class ViewRefresh:
                 )
                 if self._is_known(latest, sources, now.fingerprint):
                     continue
-            # A compaction at the same time would make one of the two fail.
+            # A concurrent compaction would make one of the two fail.
             with self._queries.tables.turns[dataset.key]:
                 result = snapshot.apply()
             if now is not None:
@@ -205,7 +205,7 @@ class ViewRefresh:
     def _is_known(
         self, before: ViewState | None, sources: plans.BatchSources, fingerprint: str
     ) -> bool:
-        """Whether a query is that of the last comparison, and its sources have the same rows."""
+        """Whether a query and the rows of its sources are those of the last comparison."""
         return (
             before is not None
             and before.fingerprint == fingerprint
@@ -251,7 +251,7 @@ class ViewRefresh:
         return None
 
     def _own_id(self, dataset: DatasetNode) -> dict[str, str]:
-        """The id of the table of a view, by its path, as of the last look at its version."""
+        """The id of a view's table, by its path, as of the last read of its version."""
         path = self._queries.tables.table(dataset).path
         return {path: str(self._delta.log(path).unsafeVolatileSnapshot().metadata().id())}
 
@@ -278,12 +278,12 @@ class ViewRefresh:
         ]
         needs_code = node.analysis.runs_python or self._rules_need_code(df, dataset)
         code = self._code() if needs_code else [""]
-        # The text has no paths: in `a EXCEPT b`, two tables may have changed places.
+        # The text has no paths: in `a EXCEPT b`, two tables may have been swapped.
         paths = sources.paths if len(sources.paths) > 1 else ()
         return plans.fingerprint(text, *rules, *plans.result_confs(df), *code, *paths)
 
     def _code(self) -> list[str]:
-        """Of Python functions: the source files, and the values that they may have read there."""
+        """What Python functions depend on: the source files, and settings that they may read."""
         settings = self._queries.tables.settings
         values = {**settings.parameters, **settings.configuration}
         return [
@@ -302,13 +302,13 @@ class ViewRefresh:
         try:
             rules = self._queries.writers.conformed(dataset, df).select(*conditions)
         except AnalysisException:
-            # Of columns that the query does not return: its text does not have their names.
+            # Rules on columns that the query does not return: its text does not have their names.
             return True
         return plans.runs_python(rules)
 
 
 def _are_replaced(before: ViewState, ids: Mapping[str, str]) -> bool:
-    """Whether a table at one of these paths is another one than at the last refresh."""
+    """Whether the table at one of these paths was replaced since the last refresh."""
     return any(before.table_ids.get(path, now) != now for path, now in ids.items())
 
 

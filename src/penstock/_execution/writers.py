@@ -97,7 +97,7 @@ class BatchWriter:
     df: DataFrame
     write: Callable[[DataFrame, int], Commit]
     close: Callable[[], None] | None = None  # when the query has ended
-    cancel: Callable[[], None] | None = None  # when it is to be stopped
+    cancel: Callable[[], None] | None = None  # when the query is to be stopped
 
 
 class TableWriters:
@@ -145,7 +145,7 @@ class TableWriters:
         else:
             replaces = mode is OutputMode.COMPLETE
             writer = FlowWriter(self._tables.spark, replaces=replaces, **options)
-        # The batches of the other flows wait: each commit of theirs would make an upsert fail.
+        # Batches of other flows into the table wait: each commit would make an upsert fail.
         modes = {self._tables.graph.flows[name].analysis.output_mode for name in dataset.flows}
         removes = OutputMode.UPDATE in modes or bool(dataset.declared.deduplicate_by)
 
@@ -240,7 +240,7 @@ class TableWriters:
     def view_writer(
         self, dataset: DatasetNode, node: FlowNode, df: DataFrame, version: int
     ) -> ViewWriter:
-        """Writes changes of a view whose newest version is `version`; `df` has its columns."""
+        """A writer of changes to a view whose newest version is `version`; `df` has its columns."""
         return ViewWriter(
             self._tables.spark,
             version=version,
@@ -266,7 +266,7 @@ class TableWriters:
     def conformed(self, node: DatasetNode, df: DataFrame, *, fills: bool = False) -> DataFrame:
         """The query with the declared types, or the types of its table if no value changes.
 
-        Declared columns that the query of a view lacks are NULL; with `fills`, of any query.
+        Declared columns that the query of a view lacks are NULL; with `fills`, those of any query.
         """
         is_view = node.kind is DatasetKind.MATERIALIZED_VIEW
         if (declared := self._tables.declared_columns(node.key)) is not None:
@@ -321,10 +321,10 @@ class TableWriters:
     def _judge(
         self, dataset: DatasetNode, node: FlowNode, with_rules: Callable[[DataFrame], DataFrame]
     ) -> Callable[[DataFrame], DataFrame] | None:
-        """Applies the rules to each batch, where they cannot be part of the query.
+        """A function that applies the rules to each batch, if they cannot be part of the query.
 
-        A stateful query evaluates a repeated batch even if the table has it. A fail rule in the
-        query would check its rows again, and stop a flow whose rows were committed.
+        A stateful query evaluates a repeated batch even if the table already has it. A fail rule in
+        the query would check its rows again, and fail a flow whose rows were committed.
         """
         fails = any(r.on_violation is OnViolation.FAIL for r in dataset.declared.expectations)
         return with_rules if fails and has_state(node.analysis.stateful_operators) else None
