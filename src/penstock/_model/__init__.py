@@ -1,1 +1,1 @@
-"""What a pipeline is: frozen dataclasses. No I/O, no Spark."""
+"""The definition of a pipeline as frozen dataclasses. No I/O, no Spark."""

@@ -7,9 +7,9 @@ from enum import StrEnum
 
 class AlertKind(StrEnum):
     FAILURE_RATE = "failure_rate"
-    """Share of rows that violated a rule, over the last batches."""
+    """Share of rows that violated a rule in the last batches."""
     BACKLOG = "backlog"
-    """Records that wait at the sources of a flow."""
+    """Records at the sources of a flow that have not been read."""
     NO_PROGRESS = "no_progress_seconds"
     """Seconds since the last batch of a running flow."""
     LAG = "lag_seconds"
@@ -17,9 +17,9 @@ class AlertKind(StrEnum):
     RETENTION = "retention_seconds"
     """Seconds until a source removes rows that a flow has not read."""
     WATERMARK = "watermark_seconds"
-    """Seconds that a watermark has stood still while rows came in."""
+    """Seconds for which a watermark has not advanced although rows arrived."""
     SCHEMA_CHANGE = "schema_change"
-    """A dataset has other columns than in the last update, or a source brought new ones."""
+    """The columns of a dataset changed since the last update, or a source has new columns."""
     FAILED = "failed"
     """A flow or the update failed."""
 
@@ -28,8 +28,9 @@ class AlertKind(StrEnum):
 class AlertRule:
     """One alert; its name is unique in the pipeline.
 
-    It fires above the threshold, for retention below it. Empty `flow`, `dataset` (also its rules)
-    and `rule` mean all. `batches` and `min_rows` are for a failure rate.
+    It fires when the value is above the threshold; for retention, below it. An empty `flow`,
+    `dataset` (whose rules are meant, too) or `rule` means all. `batches` and `min_rows` apply to
+    the failure rate only.
     """
 
     name: str
@@ -47,8 +48,8 @@ class AlertTarget:
     """Target of notifications. Exactly one of webhook, command and mail_to is set.
 
     The webhook (a URL for a POST, in the Slack format if `slack`) and the headers are never shown,
-    as they may contain secrets. The command receives the alert as JSON on standard input. `mail`
-    has `from`, `host`, `port`, `user`, `password`, `tls` (`starttls`, `ssl`, `none`).
+    as they may contain secrets. The command receives the alert as JSON on standard input. The keys
+    of `mail` are `from`, `host`, `port`, `user`, `password`, `tls` (`starttls`, `ssl`, `none`).
     """
 
     webhook: str = field(default="", repr=False)
@@ -60,7 +61,7 @@ class AlertTarget:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """The name of the target in messages."""
         if self.command:
             return f"command {self.command[0]}"
         return "mail" if self.mail_to else ("Slack webhook" if self.slack else "webhook")

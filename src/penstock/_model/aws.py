@@ -19,7 +19,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class AwsAccess:
-    """A region, and keys or a role; without any, AWS's default credentials are used."""
+    """A region, and keys or a role; without them, AWS's default credentials are used."""
 
     region: str | None = None
     access_key: str | None = field(default=None, repr=False)
@@ -32,7 +32,7 @@ class AwsAccess:
 
 
 def access_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The fields of `AwsAccess`, by names of options in lower case; remembers keys and tokens."""
+    """The fields of `AwsAccess` from options with lower-case names; keys and tokens are masked."""
     for name in ("awsaccesskey", "awssecretkey", "awssessiontoken", "roleexternalid"):
         remember_secret(options.get(name, ""))
     return {key: options[name] for key, name in _OPTIONS.items() if options.get(name)}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ScdType(StrEnum):
-    """What a target keeps: the newest row of each key, or every version of it."""
+    """Rows that a target keeps: the newest row of each key, or every version of it."""
 
     ONE = "1"
     TWO = "2"
@@ -18,7 +18,7 @@ class ScdType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackHistory:
-    """Columns whose changes create a new version; SCD type 2 only. `None` = not set."""
+    """Columns whose changes create a new version; SCD type 2 only. `None` means not set."""
 
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] | None = None
@@ -28,10 +28,10 @@ class TrackHistory:
 class CdcSpec:
     """How a flow applies change events to its target.
 
-    `source` is a dataset as the user wrote it; `columns` are those of the target, `None` = all. Of
-    the events, `apply_as_truncates` (SCD type 1 only) remove everything before them. With
-    `ignore_null_updates`, NULL in an event keeps the stored value. `columns_to_update` is a column
-    of the source with the list of columns that an event changes.
+    `source` is the name of a dataset as the user wrote it; `columns` are the columns of the target,
+    `None` means all. Events that match `apply_as_truncates` (SCD type 1 only) delete all earlier
+    rows. With `ignore_null_updates`, NULL in an event keeps the stored value. `columns_to_update`
+    is a column of the source that lists the columns that an event changes.
     """
 
     source: str
@@ -53,9 +53,9 @@ class CdcSpec:
 class SnapshotSpec:
     """How a flow applies whole snapshots of a source to its target.
 
-    The source is a dataset that is compared with its last content, or `None`: `next_snapshot` takes
-    the version of the last snapshot (`None` at first) and returns a DataFrame and its version, or
-    `None` when there is no newer one.
+    The source is a dataset that is compared with its last content. If it is `None`, `next_snapshot`
+    takes the version of the last snapshot (`None` for the first call) and returns a DataFrame and
+    its version, or `None` if there is no newer snapshot.
     """
 
     source: str | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DatasetKind(StrEnum):
-    """What a dataset is, in Spark's words."""
+    """Kind of a dataset, in Spark's terms."""
 
     STREAMING_TABLE = "streaming table"
     MATERIALIZED_VIEW = "materialized view"
@@ -27,7 +27,7 @@ class LateRows(StrEnum):
     """What happens to rows that are older than the watermark."""
 
     DROP = "drop"
-    """As Spark does; they are counted."""
+    """Dropped, as by Spark, and counted."""
     QUARANTINE = "quarantine"
     """Kept in the table's quarantine."""
 
@@ -37,24 +37,24 @@ class Dataset:
     """One declared dataset.
 
     Attributes:
-        name: As written, one to three parts.
-        kind: `None` for `@table`: the DataFrame decides (streaming: streaming table, batch:
-            materialized view).
-        spark_conf: Settings of the decorator's own flow.
-        table_properties: Properties of Delta and of users; `pipelines.*` are for Penstock.
+        name: The name as written, with one to three parts.
+        kind: `None` for `@table`: a streaming DataFrame makes it a streaming table, a batch
+            DataFrame a materialized view.
+        spark_conf: Settings of the flow that the decorator creates.
+        table_properties: Properties of Delta and of users; `pipelines.*` are read by Penstock.
         partition_cols: Partition columns, without transforms; excludes `cluster_by`.
-        cluster_by_auto: Accepted; open-source Delta has no automatic clustering.
+        cluster_by_auto: Accepted for compatibility; open-source Delta has no automatic clustering.
         schema: DDL string or StructType; checked against the schema of the query.
-        path: Location instead of the managed one.
-        private: Not published; of a view: its name has no schema.
+        path: Location of the table; `None` means the managed location.
+        private: A table that is not published, or a view whose name has no schema.
         row_filter: Accepted for compatibility; refused at plan time because open-source Spark has
             no row filters.
         refresh_policy: `auto`, `incremental`, `incremental_strict` or `full`.
-        format: Only `delta` is written.
+        format: Format of the table; only `delta` is supported.
         quarantine: Whether rows that fail a drop rule are kept in `<table>_quarantine`; `None`
-            takes the pipeline's default.
+            means the pipeline's default.
         is_quarantine_taken: Whether the pipeline declares a dataset with the name of the
-            quarantine, which is then off.
+            quarantine, which disables the quarantine.
         deduplicate_by: Key columns: rows whose key is already in the table are not added.
     """
 
@@ -82,17 +82,18 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkFacts:
-    """What the options of a sink say about it, secrets not filled in; see `penstock.sinks.base`.
+    """Facts about a sink from its options, with secrets unresolved; see `penstock.sinks.base`.
 
     Attributes:
-        is_keyed: Whether a row that is written again replaces the one with its key.
-        refuses_new_checkpoint: Whether it takes no rows of a new checkpoint of a flow as long as it
-            has some of an earlier one.
-        is_exclusive: Whether only one flow may write it.
-        location: Where it writes to, as OpenLineage names it; `None` if the options do not say it.
-        triggers: Those without micro-batches that it can be written with.
-        needs_batches: Why it cannot be written without micro-batches although its system can; empty
-            if it can.
+        is_keyed: Whether a row that is written again replaces the row with the same key.
+        refuses_new_checkpoint: Whether it refuses rows of a new checkpoint of a flow as long as it
+            contains rows of an earlier one.
+        is_exclusive: Whether only one flow may write to it.
+        location: Location that it writes to, as in OpenLineage; `None` if the options do not
+            contain it.
+        triggers: Supported triggers without micro-batches.
+        needs_batches: Why it cannot be written without micro-batches although its system supports
+            this; empty if it can.
         unbatched_warning: What its readers lose without micro-batches; empty if nothing.
     """
 
@@ -109,8 +110,8 @@ class SinkFacts:
 class Sink:
     """One declared sink: an external target that append flows and update flows write to.
 
-    The options are never shown: they may contain secrets. `write_batch` receives the rows and the
-    id of each micro-batch, with format `foreach_batch`. The analysis sets the facts.
+    The options are never shown, as they may contain secrets. `write_batch` is set for the format
+    `foreach_batch`: it receives the rows and the id of each micro-batch. The analysis sets `facts`.
     """
 
     name: str

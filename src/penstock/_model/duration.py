@@ -1,4 +1,4 @@
-"""Durations as people write them: `"5 seconds"`, `"1 minute"`."""
+"""Durations in readable form: `"5 seconds"`, `"1 minute"`."""
 
 import re
 
@@ -21,7 +21,7 @@ _UNIT_SECONDS = {
 
 
 def parse_seconds(text: str) -> float | None:
-    """Seconds of a number and a unit; `None` if it is something else."""
+    """Return a duration (a number and a unit) in seconds; `None` if it is not a duration."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return None

@@ -1,10 +1,10 @@
-"""Exceptions as one line of text, the same for Python's, Spark's and Py4J's."""
+"""One-line messages of exceptions of Python, Spark and Py4J."""
 
 import re
 
 from penstock._model.redaction import redact
 
-# Py4J reports which of its objects was called; what the JVM reports about it follows.
+# Py4J reports which of its objects was called, followed by the message of the JVM.
 _CALL = re.compile(
     r"(?:Py4J\w*Error: )?An error occurred while calling [^\n]*(?:\n: ?|\n)"
     r"(?:[\w.$]+(?:Exception|Error): )*([^\n]+)"
@@ -12,15 +12,15 @@ _CALL = re.compile(
 _CALL_ALONE = re.compile(r"(?:Py4J\w*Error: )?An error occurred while calling [^\n]*\.?")
 # The qualifier of a column: the temporary view of a dataset in a query.
 _GENERATED_VIEW = re.compile(r"`__penstock_\d+`\.")
-# Delta breaks some of its sentences into lines.
+# Delta breaks some of its sentences across lines.
 _WRAPPED = re.compile(r"(?<=[\w,)]) ?\n ?(?=[a-z])")
 _NO_ANSWER = "the JVM of Spark did not answer"
 
 
 def first_line(error: BaseException | str) -> str:
-    """An exception's message without stack, plan, secrets and the call that Py4J made.
+    """An exception's message without stack trace, plan, secrets and the call of Py4J.
 
-    Every message that quotes an exception of the JVM is made here.
+    Every message that quotes an exception of the JVM uses this function.
     """
     try:
         text = str(error).strip()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 FAILED_RULES, ROW, SOURCE = "_failed_rules", "_row", "_source"
-"""Columns of a quarantine, beside those of its table."""
+"""Columns of a quarantine table in addition to those of its table."""
 
 
 class OnViolation(StrEnum):
@@ -20,11 +20,11 @@ class OnViolation(StrEnum):
     WARN = "warn"
     """The row is kept and counted."""
     DROP = "drop"
-    """The row goes to quarantine (or is dropped where quarantine is off) and is counted."""
+    """The row goes to quarantine (or is dropped if quarantine is disabled) and is counted."""
     QUARANTINE = "quarantine"
-    """As DROP, and quarantine is on for the dataset, whatever its settings say."""
+    """As DROP, and enables quarantine for the dataset, regardless of its settings."""
     FAIL = "fail"
-    """The update of the flow fails before anything of the batch is written."""
+    """The update of the flow fails before any row of the batch is written."""
 
     @property
     def removes(self) -> bool:
@@ -34,7 +34,7 @@ class OnViolation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RowBounds:
-    """Bounds of the number of rows of a materialized view; `None` = any."""
+    """Bounds of the number of rows of a materialized view; `None` means no bound."""
 
     minimum: int | None = None
     maximum: int | None = None
@@ -49,8 +49,8 @@ class RowBounds:
 class Expectation:
     """One rule of one dataset; a row passes only when the condition is true.
 
-    `unique` are columns whose values may not be those of another row, `rows` bounds of the number
-    of rows; the condition is a description then. Both are for materialized views only.
+    `unique` are columns whose values must be unique, `rows` are bounds of the number of rows. With
+    either, the condition is only a description. Both are for materialized views only.
     """
 
     name: str

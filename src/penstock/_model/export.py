@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSettings:
-    """The endpoint for Prometheus; port 0 for any free one, `None` = no endpoint."""
+    """The endpoint for Prometheus; port 0 means any free port, `None` no endpoint."""
 
     port: int | None = None
     address: str = "127.0.0.1"
@@ -17,8 +17,8 @@ class MetricsSettings:
 class LineageSettings:
     """OpenLineage events.
 
-    Without `is_wanted` and for an empty namespace, OpenLineage's own configuration decides. The
-    transport is as its client takes it, and may hold references to secrets.
+    If `is_wanted` is `None` or the namespace is empty, OpenLineage's own configuration applies. The
+    transport has the form of OpenLineage's client, and may contain references to secrets.
     """
 
     is_wanted: bool | None = None
@@ -30,8 +30,8 @@ class LineageSettings:
 class TelemetrySettings:
     """Metrics and traces over OpenTelemetry's protocol.
 
-    The `OTEL_*` variables decide without `is_wanted`, and about an empty endpoint and interval.
-    Headers may hold references to secrets.
+    The `OTEL_*` variables apply if `is_wanted` is `None`, and to an endpoint or interval that is
+    not set. Headers may contain references to secrets.
     """
 
     is_wanted: bool | None = None

@@ -10,7 +10,8 @@ def import_extra(*modules: str, extra: str, feature: str, package: str = "") -> 
     """Import modules of an optional package; returns the first.
 
     `feature` is the subject of the message `MISSING_EXTRA`, in the singular; `package` is set if it
-    differs from the module. A missing dependency of an installed package is raised as it is.
+    differs from the module. The error for a missing dependency of an installed package is raised
+    unchanged.
     """
     for module in modules:
         root = module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Flows: a query function and where its rows go; and what analysis found out about one."""
+"""Flows (a query function and its target), and the result of their analysis."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,19 +30,19 @@ class Flow:
     """A query and its target.
 
     Attributes:
-        name: Unique in the pipeline; the key of the flow's checkpoint. The flow that a dataset
-            decorator makes has the name of the dataset as the user wrote it.
+        name: Unique in the pipeline; the key of the flow's checkpoint. A flow that a dataset
+            decorator creates has the name of the dataset as the user wrote it.
         target: Name of a dataset or a sink, as the user wrote it.
-        once: Batch query that runs one time, and again only after a full refresh.
-        output_mode: `None` lets analysis choose.
+        once: Whether the batch query runs only once, and again only after a full refresh.
+        output_mode: `None` means that the analysis chooses it.
         spark_conf: Overrides the dataset's and the pipeline's configuration.
-        implicit: Made by a dataset decorator rather than declared by itself.
+        implicit: Whether a dataset decorator created it.
         language: `PYTHON` or `SQL`.
-        cdc: The rows of the query are change events, applied to the target that way.
-        snapshot: The flow compares snapshots; its function is called only where they come from a
-            dataset.
-        depends_on: Names of datasets that must be done before the flow starts.
-        replace_where: Condition of the target's rows that a batch query replaces.
+        cdc: How the rows of the query, which are change events, are applied to the target.
+        snapshot: How snapshots are compared; the function of the flow is called only if they come
+            from a dataset.
+        depends_on: Names of datasets that must be completed before the flow starts.
+        replace_where: Condition for the rows of the target that a batch query replaces.
     """
 
     name: str
@@ -62,9 +62,9 @@ class Flow:
 
     @property
     def sink_reset(self) -> str:
-        """For hints: what to run instead of `--full-refresh`, which sinks do not support.
+        """The command for hints instead of `--full-refresh`, which sinks do not support.
 
-        It continues a sentence with a semicolon; empty for flows that only write to tables.
+        It continues a sentence after a semicolon; empty for flows that only write to tables.
         """
         if self.implicit or self.cdc is not None or self.snapshot is not None:
             return ""
@@ -76,35 +76,36 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowAnalysis:
-    """What one evaluation of a flow's (or a view's) query function found.
+    """Result of one evaluation of a flow's (or a view's) query function.
 
     Attributes:
         inputs: Keys (`DatasetName.key`) of the pipeline's datasets that it reads.
-        external_inputs: What it reads from outside, as readable text (`kafka: orders`).
-        schema_json: The DataFrame's schema, Spark's JSON form; of an auto CDC flow what its target
-            gets: the chosen columns, and the two of the interval.
-        output_mode: Declared or chosen; `None` for a batch query.
+        external_inputs: Sources outside of the pipeline, as readable text (`kafka: orders`).
+        schema_json: Schema of the DataFrame in Spark's JSON form; for an auto CDC flow, the columns
+            of its target: the selected columns, and the two of the interval.
+        output_mode: Declared or chosen output mode; `None` for a batch query.
         merge_keys: Columns that identify a row of an update-mode flow.
         stateful_operators: One line per stateful operator of the plan, in plan order, without
-            expression ids: equal lines mean that the state can be read again.
-        growing_state: One sentence for each stateful operation whose state grows for ever.
-        sequence_type: Of an auto CDC flow: the type that orders its events.
-        changing_inputs: Keys of those inputs that auto CDC changes in place and that it reads as a
-            plain stream: it ends at the first change.
-        lineage: What its columns are made of; `None` if the plan does not tell.
-        taken_for: Incomplete names that it reads, with the datasets that they were taken for.
-        missing_folders: Of files that it reads; nothing is there yet, and it waits.
-        unmatched_filters: `pathGlobFilter` and folder of files that it reads, where none of the
-            files there has such a name.
-        needs_ansi_off: Its query makes sense without ANSI mode only, and is analysed so.
-        text_numbers: Expressions in which it takes a string for a number without a cast.
-        widens_types: Whether a source of it lets types become wider; its table follows.
+            expression ids: equal lines mean that the state can be restored.
+        growing_state: One sentence for each stateful operation whose state grows forever.
+        sequence_type: Type of the column that orders the events of an auto CDC flow.
+        changing_inputs: Keys of the inputs that auto CDC changes in place and that it reads as a
+            plain stream, which fails at the first change.
+        lineage: Lineage of its columns; `None` if it cannot be derived from the plan.
+        taken_for: Incomplete names that it reads, and the datasets that they were resolved to.
+        missing_folders: Folders that it reads files from and that do not exist yet.
+        unmatched_filters: `pathGlobFilter` and folder of files that it reads, if no file name in
+            the folder matches.
+        needs_ansi_off: Whether the query is only valid without ANSI mode, and runs without it.
+        text_numbers: Expressions that use a string as a number without a cast.
+        widens_types: Whether a source widens types; those of the table are widened as well.
         refusal: Why Spark or the target cannot run it as a stream; the flow is not started.
-        query: Digest of its query as declared, without where it reads; equal in all processes.
+        query: Digest of its query as declared, without the locations of its streams; equal in all
+            processes.
         runs_python: Whether it calls Python functions, whose code the digest does not cover.
-        plain_streams: Keys of inputs that it reads as a stream of added rows: it ends when rows of
-            them are replaced.
-        streams: Keys of all inputs that it reads as a stream, also of their changes.
+        plain_streams: Keys of inputs that it reads as a stream of added rows, which fails when rows
+            of them are replaced.
+        streams: Keys of all inputs that it reads as a stream, including change data feeds.
     """
 
     inputs: frozenset[str]

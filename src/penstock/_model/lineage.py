@@ -1,4 +1,4 @@
-"""Column lineage of a flow, and locations as OpenLineage names them."""
+"""Column lineage of a flow, and locations in OpenLineage's naming."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _WITH_ACCOUNT = ("abfs", "abfss", "wasb", "wasbs")
 
 @dataclass(frozen=True)
 class LineageSource:
-    """What a query reads: a dataset of the pipeline, or an external location as in OpenLineage."""
+    """A source of a query: a dataset of the pipeline, or an external location as in OpenLineage."""
 
     dataset: str = ""
     namespace: str = ""
@@ -31,8 +31,8 @@ class LineageSource:
 class ColumnInput:
     """A column of one of the `FlowLineage.sources`.
 
-    The transformation is `IDENTITY`, `TRANSFORMATION` or `AGGREGATION`; of an influence `FILTER`,
-    `JOIN`, `GROUP_BY`, `SORT` or `WINDOW`.
+    The transformation is `IDENTITY`, `TRANSFORMATION` or `AGGREGATION`; for an influence, it is
+    `FILTER`, `JOIN`, `GROUP_BY`, `SORT` or `WINDOW`.
     """
 
     source: int
@@ -66,7 +66,7 @@ class FlowLineage:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "FlowLineage":
-        """The lineage that `as_json` wrote, else `ValueError` or `TypeError`."""
+        """Parse the result of `as_json`; raises `ValueError` or `TypeError` if it is invalid."""
         sources = tuple(LineageSource(**source) for source in body.get("sources") or ())
 
         def inputs(listed: Any) -> tuple[ColumnInput, ...]:
@@ -84,7 +84,7 @@ class FlowLineage:
 
 
 def place_of(uri: str) -> LineageSource:
-    """A path or URI as OpenLineage namespace and name, without credentials."""
+    """Return a path or URI as OpenLineage namespace and name, without credentials."""
     match = _URI.fullmatch(uri)
     if match is None:
         return LineageSource(namespace="file", name=uri.rstrip("/") or "/")

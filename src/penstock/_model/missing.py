@@ -1,4 +1,4 @@
-"""Values that are not set: an error, or an assumed value in a check of a foreign project."""
+"""Values that are not set: an error, or an assumed value when a project is only checked."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _assume: ContextVar[Callable[[str], str] | None] = ContextVar("penstock_assume",
 
 @contextmanager
 def missing_values_assumed(assume: Callable[[str], str]) -> Iterator[None]:
-    """Let settings, parameters and variables without a value have an assumed one."""
+    """Assume values for settings, parameters and variables that are not set."""
     token = _assume.set(assume)
     try:
         yield
@@ -37,7 +37,7 @@ def assumed_value(key: str) -> str | None:
 
 
 def plausible_value(key: str) -> str:
-    """A name, a number or a path, judged by the key."""
+    """A name, a number or a path that fits the key."""
     word = re.split(r"[.:/]", key)[-1].lower()
     fitting = [value for sound, value in _VALUES if re.search(sound, word)]
     return fitting[0] if fitting else re.sub(r"\W", "_", word) or "value"

@@ -1,4 +1,4 @@
-"""Names of datasets: as the user writes them, and resolved against the pipeline's defaults."""
+"""Names of datasets: as written by the user, and resolved against the pipeline's defaults."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ def split_name(text: str) -> tuple[str, ...]:
     """Split a one- to three-part name, honouring backticks: ``a.`b.c` `` gives `("a", "b.c")`.
 
     Raises:
-        ValueError: The text is empty or not a name.
+        ValueError: The string is empty or not a name.
     """
     parts: list[str] = []
     position = 0
@@ -31,7 +31,7 @@ def split_name(text: str) -> tuple[str, ...]:
 
 
 def comparable_parts(text: str) -> tuple[str, ...] | None:
-    """The parts of a name for comparing, without `LIVE.`; `None` if it is no name."""
+    """The parts of a name in lower case, without `LIVE.`; `None` if the string is not a name."""
     try:
         parts = tuple(part.lower() for part in split_name(text))
     except ValueError:
@@ -40,13 +40,13 @@ def comparable_parts(text: str) -> tuple[str, ...] | None:
 
 
 def find_name(text: str, names: Iterable[str]) -> str | None:
-    """The declared name of a flow or sink, also if written in another case or without backticks."""
+    """Find the declared name of a flow or sink, ignoring case and backticks."""
     known, wanted = tuple(names), plain_name(text)
     return text if text in known else next((n for n in known if plain_name(n) == wanted), None)
 
 
 def plain_name(text: str) -> str:
-    """A name for comparing; the shell would need quotes around backticks."""
+    """A name for comparison, without backticks, which would need quotes in a shell."""
     return text.replace("`", "").lower()
 
 
@@ -54,8 +54,8 @@ def plain_name(text: str) -> str:
 class DatasetName:
     """A resolved name: catalog, schema and name, each as first written.
 
-    Two names are the same dataset when their `key` is equal: Spark's identifiers are not case
-    sensitive.
+    Two names refer to the same dataset if their keys are equal: Spark's identifiers are
+    case-insensitive.
     """
 
     catalog: str
@@ -64,7 +64,7 @@ class DatasetName:
 
     @property
     def key(self) -> str:
-        """Canonical form for comparing and for looking up: lower case, joined by dots."""
+        """Canonical form for comparisons and lookups: lower case, joined by dots."""
         return ".".join(part.lower() for part in (self.catalog, self.schema, self.name))
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class DatasetName:
 
 
 def resolve_name(text: str, *, catalog: str, schema: str) -> DatasetName:
-    """Complete a name by the pipeline's defaults; a leading `LIVE.` in any case is dropped."""
+    """Complete a name by the pipeline's defaults; a leading `LIVE.` (any case) is removed."""
     parts = split_name(text)
     if len(parts) > 1 and parts[0].lower() == "live":
         parts = parts[1:]
@@ -85,11 +85,12 @@ def resolve_name(text: str, *, catalog: str, schema: str) -> DatasetName:
 
 
 def path_segment(name: str) -> str:
-    """A name as one folder name that every file system and URI takes; `segment_name` reverses it.
+    """Encode a name as a folder name that is valid in all file systems and URIs.
 
-    ASCII letters, digits, `_` and `-` stay; everything else becomes `=XX` of its UTF-8 bytes (not
-    `%XX`, which URI-based readers would decode). Upper case is kept: names within one pipeline
-    differ by more than case, so folders on case-insensitive disks do, too.
+    `segment_name` is the inverse. ASCII letters, digits, `_` and `-` are kept; the UTF-8 bytes of
+    all other characters become `=XX` (not `%XX`, which URI-based readers would decode). Upper case
+    is kept: names within one pipeline differ by more than case, so their folders do not collide on
+    case-insensitive disks.
     """
     quoted = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
     if quoted.startswith("_"):

@@ -1,4 +1,4 @@
-"""Where in the user's source something was declared."""
+"""Locations of declarations in the user's source."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ _PACKAGE_ROOT = str(Path(__file__).parent.parent)
 class SourceLocation:
     """A file and a line (counted from 1) in the user's source.
 
-    The path is relative to the project if the file is inside of it.
+    The path is relative to the project if the file is inside it.
     """
 
     file: str
@@ -24,12 +24,12 @@ class SourceLocation:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file of a traceback is Penstock's own; the demo's pipeline counts as a user's."""
+    """Whether a file of a traceback belongs to Penstock; the demo's pipeline is user code."""
     return filename.startswith(_PACKAGE_ROOT) and "/_local/demo/" not in filename
 
 
 def source_location(file: str, line: int) -> SourceLocation:
-    """Return a location whose file is relative to the working directory if it lies inside."""
+    """Return a location whose file is relative to the working directory if it is inside it."""
     try:
         shown = str(Path(file).relative_to(Path.cwd()))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Maps paths of another platform to paths on this machine.
+"""Maps paths on another platform to paths on this machine.
 
 Source files contain paths such as `/Volumes/main/raw/orders`, `dbfs:/mnt/raw` or `s3://bucket/in`.
-A `PathMap` maps them to paths on this machine, so that the files need no change.
+A `PathMap` maps them to paths on this machine, so that the files can be used unchanged.
 
 Equivalent spellings of a path:
 
@@ -40,8 +40,8 @@ _PARENT_IN_BRACES = re.compile(r"(?:^|[/{,])\.\.(?:[/},]|$)")
 def canonical_path(path: str) -> str | None:
     """Return the canonical form of a path, without a trailing slash; `None` if it is relative.
 
-    Two paths are equivalent when their canonical forms are equal. The form is for comparing: it
-    need not be a path that something can open.
+    Two paths are equivalent if their canonical forms are equal. The form is for comparison only: it
+    is not always a path that can be opened.
     """
     match = _SCHEME.fullmatch(path)
     if match is None:
@@ -58,7 +58,7 @@ def canonical_path(path: str) -> str | None:
 
 
 def storage_key(uri: str) -> str:
-    """A short name for a URI; spellings of the same place give the same name."""
+    """A short name for a URI; equivalent URIs have the same name."""
     scheme, _, rest = uri.partition(":")
     scheme = _SAME_SYSTEM.get(scheme.lower(), scheme.lower())
     canonical = f"{scheme}://{re.sub('/+', '/', rest).strip('/')}"
@@ -79,7 +79,7 @@ def _slashes(path: str) -> str:
 
 
 def path_key(path: str) -> str | None:
-    """As `canonical_path`, with `./` before relative paths; `None` for a blank one."""
+    """Like `canonical_path`, with `./` before relative paths; `None` for a blank path."""
     known = canonical_path(path)
     if known is not None or not path or _SCHEME.fullmatch(path):
         return known
@@ -90,8 +90,8 @@ class PathMap:
     """Replaces the prefixes of paths. The longest prefix wins.
 
     Args:
-        paths: From a prefix to what stands for it: an absolute path or a URI. A prefix ends where a
-            component of a path ends: `/mnt/raw` is not the beginning of `/mnt/raw2`.
+        paths: Replacements (absolute paths or URIs) by prefix. A prefix matches whole components
+            of a path: `/mnt/raw` is not a prefix of `/mnt/raw2`.
 
     Raises:
         SpecError: A prefix is blank or contains `..`, or two prefixes are equivalent.
@@ -124,11 +124,12 @@ class PathMap:
     def map(self, path: str) -> str:
         """Return the mapped path; without a matching prefix, the path itself.
 
-        What follows the prefix is kept as it is, wildcards included. The answer is never mapped a
-        second time, and a path below a target comes back unchanged unless a prefix goes as deep.
+        The part after the prefix is kept, including wildcards. The result is never mapped again,
+        and a path below a target is returned unchanged unless it has a prefix of at least the
+        length of the target.
 
         Args:
-            path: One path or URI. A list with commas is the caller's to split.
+            path: One path or URI. The caller splits comma-separated lists.
 
         Raises:
             SpecError: `..` leads out of the mapped folder.
@@ -161,7 +162,7 @@ def _longest(prefixes: Mapping[str, str] | list[str], path: str) -> str | None:
 
 
 def _leaves(rest: str) -> bool:
-    # Hadoop's globs take a backslash away.
+    # Hadoop's globs remove backslashes.
     plain = rest.replace("\\", "")
     if "{" in plain:
         return _PARENT_IN_BRACES.search(plain) is not None
@@ -185,9 +186,9 @@ def local_path(uri: str) -> Path | None:
 
 
 def real_path(path: str, map_path: Callable[[str], str]) -> str:
-    """A path as Spark shall see it: mapped; relative ones start at the project's root."""
+    """The mapped, absolute path for Spark; relative paths are below the project's root."""
     mapped = map_path(path)
     if mapped.startswith("/") or _HAS_SCHEME.match(mapped):
         return mapped
-    # The JVM may have been started elsewhere.
+    # The JVM may have been started in another folder.
     return str(Path.cwd() / mapped)

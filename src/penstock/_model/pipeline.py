@@ -15,19 +15,19 @@ from penstock._model.origin import SourceLocation
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 PIPELINES = "pipelines"
-"""Folder of a shared storage with a folder per pipeline."""
+"""Folder in a shared storage that contains a folder per pipeline."""
 DEFAULT_CATALOG = "spark_catalog"
 DEFAULT_SCHEMA = "default"
-"""What completes names where the settings say nothing."""
+"""Catalog and schema that complete names if the settings do not set them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalTable:
     """A table that the pipeline reads but does not declare.
 
-    `path` is an absolute path or URI of a folder or a file; of a name that ends in `*`, the folder
-    of its schemas or tables. `format`, in lower case, and `schema`, as DDL, are those that the
-    files show if they are not set.
+    `path` is an absolute path or URI of a folder or a file; for a name that ends in `*`, it is the
+    folder of its schemas or tables. `format` (in lower case) and `schema` (as DDL) are inferred
+    from the files if they are not set.
     """
 
     path: str
@@ -38,9 +38,9 @@ class ExternalTable:
 
 @dataclass(frozen=True, kw_only=True)
 class MetastoreSettings:
-    """The Hive metastore that tables are registered in, with settings of Hive.
+    """The Hive metastore in which tables are registered, with settings of Hive.
 
-    Without an address, it is a Derby database below the storage root.
+    Without an address, a Derby database below the storage root is used.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -48,11 +48,12 @@ class MetastoreSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EventLogSettings:
-    """What the event log keeps, and the Delta tables that it is copied to.
+    """Retention of the event log, and the Delta tables that it is copied to.
 
     Updates that have ended are deleted after `keep_days`. The details of single batches are deleted
-    after `keep_progress_days`, and their sums are kept; of one update, the newest MiB stay. The
-    tables have a row per event, and a row per batch and rule. `None` = never, all, no table.
+    after `keep_progress_days`, and the oldest ones if an update has more than `max_progress_mb`
+    (MiB) of them; their sums are kept. `table` has a row per event, `quality_table` a row per batch
+    and rule. `None` means never, no limit, or no table.
     """
 
     keep_days: float | None = None
@@ -70,8 +71,8 @@ class EventLogSettings:
 class MaintenanceSettings:
     """When updates compact, cluster and VACUUM tables.
 
-    A compaction must be able to remove `min_small_files`. The intervals are between two runs of
-    Z-order or clustering, and of VACUUM (`None` = never), of a table.
+    A table is compacted if this removes at least `min_small_files` files. The intervals are between
+    two runs of Z-order or clustering, and of VACUUM (`None` means never), of a table.
     """
 
     enabled: bool = True
@@ -84,7 +85,8 @@ class MaintenanceSettings:
 class Deferral:
     """The deployed pipeline whose tables are read instead of building unchanged datasets.
 
-    `name` is its target, else its storage, for messages; the others are as of `PipelineSettings`.
+    `name` is its target, or its storage, for messages; the other fields are as in
+    `PipelineSettings`.
     """
 
     name: str
@@ -94,7 +96,7 @@ class Deferral:
     schema: str
 
     def deployed_name(self, name: DatasetName, *, catalog: str, schema: str) -> DatasetName:
-        """The name there of a dataset of a pipeline with these defaults."""
+        """The name in the deployed pipeline of a dataset of a pipeline with these defaults."""
         if name.catalog.lower() != catalog.lower():
             return name
         is_default = name.schema.lower() == schema.lower()
@@ -103,29 +105,30 @@ class Deferral:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """What the settings files, the environment and the command line say.
+    """The settings from the settings files, the environment and the command line.
 
     Attributes:
         name: Label of the pipeline; part of the writer's app ids.
         storage: Root URI (`file:///...`, `s3a://...`) of tables, checkpoints, events and state.
         shared_storage: Whether other pipelines use the same root.
-        root: Folder of the project on this machine; source files are found below it.
-        started_in: Folder from which it was started; the second place of relative paths.
-        configuration: Spark and free keys that source files read with `spark.conf.get`.
+        root: Folder of the project on this machine, which contains the source files.
+        started_in: Working directory of the command, in which relative paths are searched second.
+        configuration: Spark and custom keys that source files read with `spark.conf.get`.
         source_patterns: File paths, or folders ending in `/**`, relative to `root`.
         quarantine: Whether rows that violate a drop rule are kept in `<table>_quarantine`.
-        master: Spark master URL; `None` means `local[*]` unless Spark's own conf says otherwise.
-        continuous: Whether the pipeline is meant to run until it is stopped.
-        import_roots: Absolute folders that source files import from, besides root and their own.
-        dependencies: Python requirements as pip understands them; nothing installs them.
-        paths: From a prefix of paths in source files to what stands for it here, for `PathMap`.
-        tables: Tables that the pipeline reads but does not make, by the name that it uses.
-        metastore: Where tables are registered under their names; `None` = nowhere.
-        notes: One sentence for each thing that was read but has no effect here.
+        master: Spark master URL; `None` means `local[*]` unless Spark's own conf sets it.
+        continuous: Whether the pipeline runs until it is stopped.
+        import_roots: Absolute folders that source files import from, in addition to the root and
+            the folder of the file.
+        dependencies: Python requirements in pip's syntax; they are not installed.
+        paths: Replacements of paths in source files by prefix, for `PathMap`.
+        tables: Tables that the pipeline reads but does not declare, by the name that it uses.
+        metastore: Metastore in which tables are registered under their names; `None` for none.
+        notes: One sentence for each setting that was read but has no effect here.
         lint_ignore: Ids of rules of `penstock lint` that are accepted everywhere.
         local_dir: Folder on this machine for the event log and logs of a remote storage, and the
-            default storage; empty = `.penstock` in the root.
-        defer: From where datasets are read that are deployed there as they are declared.
+            default storage; empty means `.penstock` in the root.
+        defer: Deployed pipeline from which unchanged datasets are read.
     """
 
     name: str
@@ -165,7 +168,7 @@ class PipelineSettings:
 
     @property
     def home(self) -> str:
-        """Root URI of checkpoints, events and state: a folder of its own in a shared storage."""
+        """Root URI of checkpoints, events and state: a separate folder in a shared storage."""
         if not self.shared_storage:
             return self.storage
         return f"{self.storage.rstrip('/')}/{PIPELINES}/{path_segment(self.name)}"
@@ -178,9 +181,9 @@ class PipelineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EventHook:
-    """A function of the user that gets every event of an update, in the shape of the event log.
+    """A user function that is called with every event of an update, in the format of the event log.
 
-    After more than `max_consecutive_failures` in a row it is disabled; `None` = never.
+    It is disabled after more than `max_consecutive_failures`; `None` means never.
     """
 
     name: str

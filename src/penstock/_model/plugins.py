@@ -1,4 +1,4 @@
-"""Classes that other packages add by entry points, beside the built-in ones."""
+"""Classes that other packages add by entry points, in addition to the built-in ones."""
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
@@ -11,7 +11,7 @@ from penstock.errors import SetupError
 def by_format(
     group: str, base: type, built_in: Iterable[Any], *, condition: str
 ) -> Mapping[str, Any]:
-    """Instances of a base class, built-in and of a group of entry points, by lower-case format.
+    """Instances of a base class, built-in and from a group of entry points, by lower-case format.
 
     Raises `SetupError` with the condition for an entry point that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""Sizes and counts as people write them: `"10mb"`, `"1.5 g"`; a kilobyte has 1024 bytes."""
+"""Sizes and counts in readable form: `"10mb"`, `"1.5 g"`; a kilobyte has 1024 bytes."""
 
 import re
 from decimal import Decimal
@@ -8,7 +8,7 @@ _UNIT_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a number and a unit; raises `ValueError` if it is something else."""
+    """Return a size (a number and a unit) in bytes; raises `ValueError` if it is not a size."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size")

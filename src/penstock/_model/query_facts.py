@@ -12,10 +12,10 @@ class ReadFacts:
     """One read in a query function.
 
     Attributes:
-        source: Format in lower case; `table` for one that is read by name; empty for the default.
-        name: Of the table; empty for other reads.
+        source: Format in lower case; `table` for a read by name; empty for the default format.
+        name: Name of the table; empty for other reads.
         is_own: Whether it is a dataset of the pipeline.
-        options: As the user gave them, keys in lower case, secrets not filled in.
+        options: Options as set by the user, with keys in lower case and unresolved secrets.
     """
 
     source: str
@@ -28,7 +28,7 @@ class ReadFacts:
 
 
 class StateKind(StrEnum):
-    """Stateful operators of a streaming query, by the names of its API."""
+    """Stateful operators of a streaming query, named as in the API."""
 
     AGGREGATE = "aggregation"
     DEDUPLICATE = "dropDuplicates"
@@ -43,9 +43,9 @@ class StateFacts:
 
     Attributes:
         has_watermark: Whether a watermark is defined below it.
-        is_bounded: Whether Spark will ever remove what it keeps.
+        is_bounded: Whether Spark removes state from it.
         nondeterministic_keys: Functions in its keys whose value differs between evaluations.
-        clock_keys: Functions in its keys that return the current time, which is that of the batch.
+        clock_keys: Functions in its keys that return the current time (the time of the batch).
     """
 
     kind: StateKind
@@ -61,15 +61,15 @@ class QueryFacts:
     """A query.
 
     Attributes:
-        watermarks: Column to delay in milliseconds.
+        watermarks: Delay in milliseconds by column.
         state: Stateful operators, from the result downwards.
         nondeterministic: Functions in it whose value differs between evaluations.
         clock: Functions in it that return the current time.
-        functions: Parsers that it calls and that return NULL for what they cannot parse:
-            `from_json`, `from_csv`, `from_xml`.
-        dropped_offset_columns: Those of `partition` and `offset` of a Kafka source that no column
-            of the result uses.
-        columns: Of the result: name to type as DDL.
+        functions: Parsers in it that return NULL for values that they cannot parse: `from_json`,
+            `from_csv`, `from_xml`.
+        dropped_offset_columns: Columns `partition` and `offset` of a Kafka source that no column of
+            the result uses.
+        columns: Types (as DDL) of the columns of the result, by name.
     """
 
     is_streaming: bool = False
@@ -84,13 +84,14 @@ class QueryFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleFacts:
-    """What NULL does to an expectation.
+    """The effect of NULL on an expectation.
 
     Attributes:
-        constant: The value of a condition that no row changes: `true`, `false`, `null`; else empty.
-        passes: Columns of which a NULL alone makes the condition true.
-        breaks: Nullable columns of which a NULL alone makes it false or NULL.
-        mentioned: Columns whose NULL the condition speaks about.
+        constant: The value of a constant condition: `true`, `false`, `null` or `never true`;
+            otherwise empty.
+        passes: Columns in which NULL alone makes the condition true.
+        breaks: Nullable columns in which NULL alone makes the condition false or NULL.
+        mentioned: Columns for which the condition handles NULL explicitly.
     """
 
     constant: str = ""

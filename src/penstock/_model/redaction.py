@@ -1,7 +1,7 @@
 """Secret values that must never be shown, and their removal from strings.
 
-Code that resolves a secret reference remembers the value here; code that shows, logs or stores a
-string redacts it. The values are only in this process and never part of a repr.
+Code that resolves a secret reference registers the value here; code that shows, logs or stores a
+string redacts it. The values are kept in this process only and are never part of a repr.
 """
 
 import json
@@ -24,7 +24,7 @@ _SECRET_NAME = re.compile(
 _INNER = (
     re.compile(r"(?i)(?:password|(?:account|shared\s*access|secret)key)\s*=\s*[\"']?([^\"';&\s]+)"),
     re.compile(r"(?:^|[?&;])sig=([^&;\s]+)"),
-    # A password may have an @, or the text another @ behind the URL.
+    # A password may contain an @, or the text another @ after the URL.
     re.compile(r"://[^/\s:@]*:([^@/\s]+)@"),
     re.compile(r"://[^/\s:@]*:([^/\s\"']+)@"),
 )
@@ -32,17 +32,17 @@ _INNER = (
 _PATH_NAMES = frozenset({"GOOGLE_APPLICATION_CREDENTIALS", "PWD"})
 
 _lock = threading.Lock()
-_spellings: tuple[str, ...] = ()  # the longest first
+_spellings: tuple[str, ...] = ()  # longest first
 
 
 def remember_secret(value: str) -> None:
-    """Let `redact` remove this value in this process; blank values are ignored."""
+    """Register a value that `redact` removes in this process; blank values are ignored."""
     if not value.strip():
         return
     global _spellings
     escaped = (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
     spellings = {value, value.strip(), quote(value, safe=""), *escaped}
-    # Keys and certificates have many lines, and each may be shown alone.
+    # Keys and certificates have many lines, each of which may be shown alone.
     spellings.update(line for line in value.splitlines() if len(line) >= 2 * _SHORTEST_ANYWHERE)
     with _lock:
         if not spellings.issubset(_spellings):
@@ -50,10 +50,10 @@ def remember_secret(value: str) -> None:
 
 
 def remember_named(values: Mapping[str, str]) -> None:
-    """Remember the values whose names say that they are secrets: options, settings, environment.
+    """Register the values of options, settings or variables with names of secrets.
 
-    Also passwords within other values: in JAAS strings, URLs and connection strings. Values of
-    fewer than six characters are not remembered: `redact` would replace them in unrelated text.
+    Passwords within other values (JAAS strings, URLs and connection strings) are registered, too.
+    Values of fewer than six characters are not: `redact` would replace them in unrelated text.
     """
     for name, value in values.items():
         secrets = [match for pattern in _INNER for match in pattern.findall(value)]
@@ -65,9 +65,9 @@ def remember_named(values: Mapping[str, str]) -> None:
 
 
 def redact(text: str) -> str:
-    """Return the text without any remembered value.
+    """Return the text without any registered value.
 
-    A value of fewer than four characters is taken out only where it stands alone: anywhere else it
+    A value of fewer than four characters is only removed where it is a separate word; elsewhere it
     would mangle the text without hiding anything.
     """
     for spelling in _spellings:

@@ -1,11 +1,11 @@
-"""Suggestions for names that are not known."""
+"""Suggestions for unknown names."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like `word`, ignoring case, if any is."""
+    """Return the known name that is most similar to `word`, ignoring case, if any is similar."""
     by_lower = {name.lower(): name for name in known}
     matches = get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[matches[0]] if matches else None

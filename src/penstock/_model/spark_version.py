@@ -1,6 +1,6 @@
-"""What differs between the supported versions of Spark, and which Delta belongs to them.
+"""Differences between the supported versions of Spark, and the matching version of Delta.
 
-Jars for one version only have `spark = "4.1"` in `jars.lock`.
+Jars for only one version of Spark have `spark = "4.1"` in `jars.lock`.
 """
 
 import importlib.metadata
@@ -14,15 +14,15 @@ from pathlib import Path
 from penstock.errors import DefinitionError, SetupError
 
 SPARK_VERSIONS = ("4.1", "4.2")
-"""The oldest first."""
+"""Oldest first."""
 
 DELTA = "4.4.0"
 """The release of Delta in `jars.lock`, built for each of these versions."""
 
-# The end is the one that Delta declares: it broke on another patch release of Spark before.
+# The upper bound is the version that Delta declares: Delta once failed with another patch release.
 _OLDEST, _NEWEST = (4, 1, 0), (4, 2, 0)
 
-# `STREAM` in the text of a query that an older parser reads, in the same number of letters.
+# Replaces `STREAM` in the text of a query for an older parser; has the same length.
 STREAM_MARK = "/*~~*/"
 _STREAM = re.compile(
     r"""(?P<other>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/)"""
@@ -42,14 +42,14 @@ def installed_version(package: str) -> str | None:
 
 
 def _submitted_spark() -> str | None:
-    """The version of a PySpark that is only on the path, as below `spark-submit`."""
+    """The version of a PySpark that is only on the path, as with `spark-submit`."""
     if importlib.util.find_spec("pyspark") is None:
         return None
     return str(importlib.import_module("pyspark.version").__version__)
 
 
 def installed_spark() -> str:
-    """The supported version that is installed, such as `4.1`; the newest if there is none."""
+    """The supported version that is installed, such as `4.1`; the newest one if none is."""
     minor = minor_version(installed_version("pyspark") or "")
     return minor if minor in SPARK_VERSIONS else SPARK_VERSIONS[-1]
 
@@ -63,7 +63,7 @@ def unsupported_pair(
 ) -> str | None:
     """Why PySpark and Delta cannot work together; `None` if they can.
 
-    `java_side` is the version of Spark's jars, which `SPARK_HOME` may place elsewhere.
+    `java_side` is the version of Spark's jars, which may be those of `SPARK_HOME`.
     """
     pair = f"PySpark {spark or 'is not installed'}, delta-spark {delta or 'is not installed'}"
     if spark is None or delta is None:
@@ -78,12 +78,12 @@ def unsupported_pair(
 
 
 def fix_of(reason: str) -> str:
-    """What to change, for a reason of `unsupported_pair`."""
+    """The hint for a reason of `unsupported_pair`."""
     return "unset SPARK_HOME, or install that PySpark" if "SPARK_HOME" in reason else _FIX
 
 
 def placed_elsewhere(environ: Mapping[str, str] | None = None) -> str | None:
-    """The version of the jars below `SPARK_HOME`; `None` without it, or if it has none."""
+    """The version of the jars below `SPARK_HOME`; `None` if it is not set or has no jars."""
     home = (os.environ if environ is None else environ).get("SPARK_HOME")
     jars = Path(home).glob("jars/spark-core_*.jar") if home else ()
     return next((jar.stem.rpartition("-")[2] for jar in jars), None)
@@ -117,9 +117,9 @@ def require_spark(version: str, what: str) -> None:
 
 
 def mark_streams(text: str) -> str:
-    """SQL that the parser of the installed Spark can read, with a mark in place of `STREAM`.
+    """Replace `STREAM` by a mark where the parser of the installed Spark does not support it.
 
-    Spark 4.1 does not know `STREAM` before a table function.
+    Spark 4.1 does not support `STREAM` before a table function.
     """
     if installed_spark() != "4.1":
         return text
@@ -133,7 +133,7 @@ def mark_streams(text: str) -> str:
 
 
 def is_marked(text: str, start: int) -> bool:
-    """Whether the name at this place of a query stood below `STREAM`."""
+    """Whether the name at this position of a query was the argument of `STREAM`."""
     return text[:start].rstrip().removesuffix("(").rstrip().endswith(STREAM_MARK)
 
 

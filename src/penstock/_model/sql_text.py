@@ -2,9 +2,9 @@
 
 
 def literal(text: str) -> str:
-    """Return a string in single quotes that Spark's parser reads as this text.
+    """Return a string as a SQL literal of Spark, in single quotes.
 
-    Not for other databases: most of them take a backslash as it is.
+    Not for other databases: most of them do not treat a backslash as an escape character.
     """
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 

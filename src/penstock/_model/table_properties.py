@@ -1,21 +1,21 @@
-"""Table properties of Databricks that open-source Delta Lake does not accept and Penstock does."""
+"""Table properties of Databricks that Penstock accepts and open-source Delta Lake does not."""
 
 from collections.abc import Mapping
 
-# Keys in lower case: those that open-source Delta Lake does not know.
+# Keys (in lower case) that open-source Delta Lake does not support.
 _UNKNOWN_TO_DELTA = {
     "delta.targetfilesize",
     "delta.tunefilesizesforrewrites",
     "delta.parquet.compression.codec",
     "delta.workloadbasedcolumns.optimizerstatistics",
 }
-# Open-source Delta Lake knows the keys, but not these values.
+# Open-source Delta Lake supports the keys, but not these values.
 _VALUES = {
     "delta.autooptimize.optimizewrite": ("auto", "legacy"),
-    # Databricks' weaker level; without the property a table is Serializable.
+    # Weaker isolation level of Databricks; without the property a table is Serializable.
     "delta.isolationlevel": ("writeserializable",),
 }
-# Read by the maintenance of the pipeline, and not stored.
+# Read by the maintenance of the pipeline; not stored.
 _OF_MAINTENANCE = {
     "delta.autooptimize": ("auto", "legacy"),
     "delta.autooptimize.autocompact": ("auto", "legacy"),

@@ -8,7 +8,7 @@ from penstock._model.duration import parse_seconds
 
 
 class TriggerKind(StrEnum):
-    """Names of `DataStreamWriter.trigger`'s arguments; `default` is none of them."""
+    """Names of the arguments of `DataStreamWriter.trigger`, and `default` for no trigger."""
 
     DEFAULT = "default"
     PROCESSING_TIME = "processingTime"
@@ -20,9 +20,9 @@ class TriggerKind(StrEnum):
 
 @dataclass(frozen=True)
 class Trigger:
-    """When a streaming query processes what is new.
+    """When a streaming query processes new data.
 
-    `seconds` are the interval of `processingTime`, the checkpoint interval of `continuous`, or the
+    `seconds` is the interval of `processingTime`, the checkpoint interval of `continuous`, or the
     duration of a batch of `realTime`; `None` for the others.
     """
 
@@ -31,7 +31,7 @@ class Trigger:
 
     @property
     def ends(self) -> bool:
-        """Whether a query with it ends by itself."""
+        """Whether a query with this trigger terminates by itself."""
         return self.kind in (TriggerKind.AVAILABLE_NOW, TriggerKind.ONCE)
 
     def __str__(self) -> str:
@@ -44,13 +44,13 @@ TRIGGER_FORMS = (
     'default, availableNow, once, "processingTime=10 seconds", "continuous=1 second", '
     '"realTime=5 minutes"'
 )
-"""What can be written, for messages."""
+"""The supported notations, for messages."""
 
 
 def parse_trigger(text: str) -> Trigger | None:
     """Read a trigger such as `availableNow` or `processingTime=10 seconds`.
 
-    A duration alone means `processingTime`. Returns `None` if it is something else.
+    A duration alone means `processingTime`. Returns `None` if the text is not a trigger.
     """
     seconds = parse_seconds(text)
     if seconds is not None:
