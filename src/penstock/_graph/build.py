@@ -1,4 +1,4 @@
-"""Builds the graph from index and analyses; reports all integrity errors at once."""
+"""Builds the graph from the index and the analyses; reports all integrity errors at once."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -23,14 +23,14 @@ def build_graph(
 ) -> DataflowGraph:
     """Build the graph, or raise all errors of the pipeline as `DefinitionErrors`.
 
-    `schemas` are the columns of datasets, by key, in Spark's JSON form. `errors` are by name of a
+    `schemas` are the schemas of datasets in Spark's JSON form, by key. `errors` are by name of a
     flow that could not be analysed, or by key of a table. `selected` are keys of datasets and names
-    of sinks, `None` = all: errors of the others are ignored, and those that cannot be analysed are
-    not in the graph.
+    of sinks, `None` means all: errors of the others are ignored, and those that cannot be analysed
+    are not in the graph.
     """
     targets = {name: index.flow_targets.get(name, name) for name in errors}
     if selected is not None:
-        # What reads one of them has its error: no edge of the graph is cut.
+        # Flows that read one of them have its error, too: no edge of the graph is cut.
         index = index.without(
             {targets[name] for name in errors if name in index.flows} - set(selected)
         )
@@ -53,7 +53,7 @@ def build_graph(
             problems += _check_sink_flow(flow, analyses[name])
     problems += _check_exclusive_sinks(index, selected)
     if problems:
-        # Flows that would only fail alone are reported with the rest.
+        # Flows that would otherwise fail alone when they start are reported, too.
         problems += [
             analysis.refusal
             for name, analysis in analyses.items()
@@ -141,11 +141,11 @@ def _check_kind(
                 "@table (CREATE STREAMING TABLE)",
             )
         elif flow.snapshot is not None:
-            continue  # a batch query into a streaming table, by nature
+            continue  # always a batch query into a streaming table
         elif replaces_rows(flow):
             yield from check_window(shown, flow, analysis)
         elif kind is DatasetKind.STREAMING_TABLE and flow.once and analysis.is_streaming:
-            if flow.cdc is None:  # events may come from a streaming view also for the one time
+            if flow.cdc is None:  # a flow that runs once may read events from a streaming view
                 yield _once_reads_stream(flow)
         elif kind is DatasetKind.STREAMING_TABLE and not flow.once and not analysis.is_streaming:
             yield DefinitionError(
@@ -178,7 +178,7 @@ def _assemble(
         for key, dataset in index.datasets.items()
     }
     try:
-        # Not the sets themselves: their order changes from process to process.
+        # Not the sets themselves: their order differs between processes.
         ordered = {key: [up for up in upstream if up in ups] for key, ups in upstream.items()}
         order = tuple(TopologicalSorter(ordered).static_order())
     except CycleError as error:

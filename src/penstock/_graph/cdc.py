@@ -1,4 +1,4 @@
-"""Auto CDC in the graph: which flows may share a table, and what they must agree on."""
+"""Auto CDC in the graph: flows that may share a table, and what must be equal in them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def check_target(shown: str, declared: Dataset, flows: Sequence[Flow]) -> Iterat
 def check_sequences(
     shown: str, flows: Sequence[Flow], analyses: Mapping[str, FlowAnalysis]
 ) -> Iterator[PenstockError]:
-    """Flows into one table must order their events by the same type."""
+    """Check that the flows into one table order their events by the same type."""
     events = [flow for flow in flows if flow.cdc is not None and flow.name in analyses]
     for flow in events[1:]:
         here, there = (analyses[f.name].sequence_type for f in (flow, events[0]))
@@ -77,7 +77,7 @@ def _what(flow: Flow) -> str:
 
 
 def _agreed(spec: CdcSpec) -> dict[str, Any]:
-    """What flows into one table have in common."""
+    """The declarations that must be equal in all flows into one table."""
     history = spec.track_history
     return {
         "keys": _folded(spec.keys),

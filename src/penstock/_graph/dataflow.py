@@ -12,7 +12,7 @@ from penstock.errors import PlanError
 
 @dataclass(frozen=True, kw_only=True)
 class FlowNode:
-    """A flow and its analysis; `upstream` are keys of *stored* datasets: views are resolved."""
+    """A flow and its analysis; `upstream` are keys of stored datasets, with views resolved."""
 
     flow: Flow
     analysis: FlowAnalysis
@@ -35,9 +35,9 @@ class FlowNode:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetNode:
-    """A dataset with its kind; `upstream` and `downstream` are keys of datasets, also views.
+    """A dataset with its kind; `upstream` and `downstream` are keys of datasets, including views.
 
-    `read_from` is the path of the deployed table that is read instead; it has no flows here.
+    `read_from` is the path of a deployed table that is read instead; the dataset then has no flows.
     """
 
     key: str
@@ -56,7 +56,7 @@ class DatasetNode:
         """All names, in lower case, that refer to this dataset in its pipeline."""
         shown = self.display.lower()
         names = {self.key, shown}
-        if shown == self.name.name.lower():  # it lies in the default schema of the default catalog
+        if shown == self.name.name.lower():  # it is in the default schema of the default catalog
             names.add(f"{self.name.schema}.{self.name.name}".lower())
         return frozenset(names)
 
@@ -68,9 +68,9 @@ class DatasetNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Deferred:
-    """What is read from a deployed pipeline: `name` is its target or storage.
+    """A deployed pipeline whose tables are read; `name` is its target or storage.
 
-    `built` has the key of each dataset that is built here, and why.
+    `built` are the reasons why datasets are built here, by key.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Deferred:
 
 @dataclass(frozen=True, kw_only=True)
 class DataflowGraph:
-    """All nodes of a pipeline, upstream before downstream. Built by `_graph.build` only."""
+    """All nodes of a pipeline, upstream before downstream; see `build_graph`."""
 
     datasets: Mapping[str, DatasetNode]
     flows: Mapping[str, FlowNode]
@@ -96,7 +96,7 @@ class DataflowGraph:
         return flow.target if dataset is None else dataset.display
 
     def deferral_text(self, node: DatasetNode) -> str:
-        """Where the rows of a dataset come from; empty unless unchanged ones are deferred."""
+        """Where a dataset is read from or why it is built; empty if no datasets are deferred."""
         if self.deferred is None:
             return ""
         if node.read_from is not None:
@@ -110,7 +110,7 @@ class DataflowGraph:
         return {key: text for key, text in texts.items() if text}
 
     def find(self, display: str) -> DatasetNode | None:
-        """Look up a name as shown, or as code has it: with `LIVE.`, backticks, in any case."""
+        """Look up a displayed name or a name in code: any case, with `LIVE.` or backticks."""
         nodes = self.datasets.values()
         parts = comparable_parts(display)
         if parts is None:
@@ -129,7 +129,7 @@ def deferring(
 
     Nothing upstream of them is built either.
     """
-    widening: set[str] = set()  # whose columns may become wider there
+    widening: set[str] = set()  # deferred tables whose types may be widened
     flows: dict[str, FlowNode] = {}
     for flow_name, flow in graph.flows.items():
         widens = flow.analysis.widens_types or not widening.isdisjoint(flow.upstream)
@@ -151,7 +151,7 @@ def deferring(
 
 
 def deferred_error(graph: DataflowGraph, node: DatasetNode) -> PlanError:
-    """The error for a command about a dataset that is not built here."""
+    """The error for a command on a dataset that is not built here."""
     where = "production" if graph.deferred is None else graph.deferred.name
     return PlanError(
         "DATASET_DEFERRED",

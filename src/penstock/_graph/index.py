@@ -1,4 +1,4 @@
-"""Declarations by canonical name: look-ups by name."""
+"""Declarations by canonical name, and lookups by name."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from penstock._model.pipeline import DEFAULT_CATALOG, DEFAULT_SCHEMA
 from penstock._model.similar import nearest
 from penstock.errors import DefinitionError, PenstockError
 
-# Catalogs of Databricks that no pipeline writes to.
+# Catalogs of Databricks to which no pipeline writes.
 _OTHERS = ("samples", "system", "hive_metastore")
 
 
@@ -32,7 +32,8 @@ class DefinitionIndex:
     """Declarations keyed by canonical name, in the order of declaration.
 
     The flow of a dataset decorator has the dataset's display name; `flow_targets` are dataset keys
-    or sink names. `errors` need no query function; `notes` are sentences for the user.
+    or sink names. `errors` are found without calling query functions; `notes` are sentences for the
+    user.
     """
 
     datasets: Mapping[str, DeclaredDataset]
@@ -47,9 +48,9 @@ class DefinitionIndex:
     def find(
         self, text: str, *, catalog: str | None = None, schema: str | None = None
     ) -> DeclaredDataset | None:
-        """Look up a dataset as a user would write it: one to three parts, `LIVE.`, any case."""
+        """Look up a name as a user writes it: one to three parts, any case, with `LIVE.`."""
         if text.lower().startswith(("live.", "`live`.")):
-            catalog = schema = None  # the pipeline's own schema, whatever `USE` says
+            catalog = schema = None  # the pipeline's own schema, regardless of `USE`
         try:
             name = resolve_name(text, catalog=catalog or self.catalog, schema=schema or self.schema)
         except ValueError:
@@ -59,11 +60,11 @@ class DefinitionIndex:
         return None if dataset is not None and dataset.is_local and is_qualified else dataset
 
     def find_by_end(self, text: str, readers: Collection[str] = ()) -> DeclaredDataset | None:
-        """The only dataset that an incomplete name can refer to, if `find` does not know it.
+        """The only dataset that an incomplete name can refer to, if `find` does not find it.
 
-        A declaration may be more qualified than the reference, `main.gold.days` for `days`. If the
+        A declaration may be more qualified than the reference: `main.gold.days` for `days`. If the
         settings set neither catalog nor schema, it may also be less qualified: on Databricks the
-        settings would complete it. No flow of `readers` refers to its own target.
+        settings would complete it. The targets of the flows `readers` are excluded.
         """
         wanted = comparable_parts(text)
         if wanted is None:
@@ -89,9 +90,9 @@ class DefinitionIndex:
         return matches[0] if len(matches) == 1 else None
 
     def select(self, names: Iterable[str]) -> frozenset[str] | None:
-        """Keys of the datasets, and names of the sinks, that a selection means.
+        """Keys of the datasets and names of the sinks in a selection.
 
-        `None` for an empty selection, which is everything, and for one with an unknown name.
+        `None` for an empty selection, which means everything, or if a name is unknown.
         """
         keys = set()
         for name in names:
@@ -104,7 +105,7 @@ class DefinitionIndex:
         return frozenset(keys) or None
 
     def depends_on(self, flow: Flow) -> frozenset[str]:
-        """Keys of the datasets that must be done before a flow starts, as declared."""
+        """Keys of the datasets that are declared to be completed before a flow starts."""
         keys = set()
         for name in flow.depends_on:
             dataset = self.find(name)
@@ -122,7 +123,7 @@ class DefinitionIndex:
         return frozenset(keys)
 
     def without(self, targets: Collection[str]) -> "DefinitionIndex":
-        """The declarations without some datasets and sinks, and without the flows into them."""
+        """The declarations without the given datasets and sinks and the flows into them."""
         return replace(
             self,
             datasets={key: dataset for key, dataset in self.datasets.items() if key not in targets},

@@ -1,4 +1,4 @@
-"""Makes the index of a pipeline: resolves names, and checks what needs no query."""
+"""Builds the index of a pipeline: resolves names, and checks what does not require queries."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ from penstock.errors import DefinitionError, PenstockError
 
 
 def build_index(definition: PipelineDefinition, settings: PipelineSettings) -> DefinitionIndex:
-    """Resolve all names and collect every error that needs no query function; never raises."""
+    """Resolve all names and collect all errors that require no query function; never raises."""
     return _Indexing(definition, settings).index(definition.flows)
 
 
@@ -58,7 +58,7 @@ class _Indexing:
         for flow in declared_flows:
             target = self._target_of(flow)
             if target is None and flow.implicit:
-                continue  # the flow of a dataset whose name is no name, which is reported already
+                continue  # the flow of a dataset with an invalid name, which is already reported
             if target is None:
                 self._errors.append(_target_not_found(flow, [*shown.values(), *self._sinks]))
                 continue
@@ -71,11 +71,11 @@ class _Indexing:
             if flow.implicit:
                 has_one = any(other.implicit for other in by_target.get(target, ()))
                 if has_one or names[target][1].origin != flow.origin:
-                    continue  # the flow of a duplicate dataset, which is reported already
+                    continue  # the flow of a duplicate dataset, which is already reported
                 flow = replace(flow, name=shown[target])
             elif is_cdc(flow) and flow.name == flow.target and target in shown:
-                flow = replace(flow, name=shown[target])  # not given: the target's
-            # As names of checkpoints, on disks that do not distinguish upper and lower case.
+                flow = replace(flow, name=shown[target])  # no name is set: the target's name
+            # Case-insensitive, as the names of checkpoint folders are on some disks.
             other = flow_names.setdefault(flow.name.lower(), flow)
             if other is not flow:
                 self._errors.append(_duplicate("flow", flow, other))
@@ -101,7 +101,7 @@ class _Indexing:
         )
 
     def _placed(self, dataset: Dataset, paths: PathMap) -> Dataset:
-        """The dataset with its own path if that is on this machine; else in the storage."""
+        """The dataset with its mapped path; without a path if that is a path on Databricks."""
         if dataset.path is None:
             return dataset
         path = paths.map(dataset.path)
@@ -136,9 +136,9 @@ class _Indexing:
             yield _duplicate("dataset", dataset, first)
 
     def _own_quarantines(self, flows: Iterable[Flow]) -> Iterator[PenstockError]:
-        """Turn off the quarantine of datasets where the pipeline declares a dataset of its name.
+        """Disable the quarantine of a dataset if the pipeline declares a dataset with its name.
 
-        Gives errors where the quarantine was asked for.
+        Yields errors for datasets whose quarantine is enabled explicitly.
         """
         names = self._names
         of_events = {self._key_of(flow.target) for flow in flows if is_cdc(flow)}
@@ -168,7 +168,7 @@ class _Indexing:
             names[key] = (name, replace(dataset, quarantine=False, is_quarantine_taken=True))
 
     def _event_table_errors(self) -> Iterator[PenstockError]:
-        """Errors of names in `events` that are datasets, their quarantines, or the same table."""
+        """Errors for names in `events` that are datasets, their quarantines, or the same table."""
         seen = set()
         for text in self._settings.events.tables:
             key = self._key_of(text)
@@ -253,7 +253,7 @@ def dataset_without_flow(shown: str, declared: Dataset) -> DefinitionError:
 
 
 def _with_flows(name: DatasetName, declared: Dataset, flows: tuple[Flow, ...]) -> DeclaredDataset:
-    """A dataset with its flows: a `@table` that other flows append to is a streaming table."""
+    """A dataset with its flows; a `@table` that other flows append to is a streaming table."""
     if declared.kind is None and not all(flow.implicit for flow in flows):
         declared = replace(declared, kind=DatasetKind.STREAMING_TABLE)
     return DeclaredDataset(name=name, declared=declared, flows=flows)

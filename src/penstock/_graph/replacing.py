@@ -1,4 +1,4 @@
-"""Flows that replace the rows of a window of their table: restrictions, and other windows."""
+"""Flows that replace the rows of a window of their table: checks, and overridden windows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from penstock.errors import DefinitionError, PenstockError, SpecError
 
 
 def replaces_rows(flow: Flow) -> bool:
-    """Whether a flow replaces, in every update, the rows that match a condition."""
+    """Whether a flow replaces the rows that match a condition in every update."""
     return flow.replace_where is not None
 
 
@@ -23,7 +23,7 @@ def window_text(flow: Flow) -> str:
 
 
 def check_alone(shown: str, flows: Sequence[Flow]) -> Iterator[PenstockError]:
-    """A flow that replaces rows must be the only one of its table."""
+    """Check that a flow that replaces rows is the only flow of its table."""
     replacing = [flow for flow in flows if replaces_rows(flow)]
     if not replacing or len(flows) == 1:
         return
@@ -49,7 +49,7 @@ def check_window(shown: str, flow: Flow, analysis: FlowAnalysis) -> Iterator[Pen
 
 
 def with_windows(index: DefinitionIndex, windows: Mapping[str, str]) -> DefinitionIndex:
-    """Override, for one update, the conditions of flows that replace rows, by flow name."""
+    """Override the conditions of flows that replace rows for one update, by flow name."""
     if not windows:
         return index
     flows = dict(index.flows)
