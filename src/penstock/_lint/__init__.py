@@ -1,1 +1,1 @@
-"""Checks of a pipeline before its first run. Rules are pure functions, without Spark."""
+"""Checks of a pipeline before its first run. Rules are pure functions and do not use Spark."""

@@ -1,4 +1,4 @@
-"""Rules about functions of micro-batches: `foreach_batch_sink`, `foreachBatch`."""
+"""Rules about functions that process micro-batches: `foreach_batch_sink`, `foreachBatch`."""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +28,7 @@ _LOGGING = {"print", "debug", "info", "warning", "error", "exception", "log"}
 
 
 def batch_functions(tree: ast.Module, names: ApiNames) -> dict[ast.FunctionDef, tuple[str, str]]:
-    """Functions of a file that process micro-batches; names of their rows and their batch id."""
+    """Functions that process micro-batches, with the names of their rows and batch id."""
     values = [
         node.args[0]
         for node in ast.walk(tree)
@@ -56,7 +56,7 @@ def batch_functions(tree: ast.Module, names: ApiNames) -> dict[ast.FunctionDef, 
 
 
 def _function_name(node: ast.expr) -> str:
-    """Of `f`, `self.f`, `partial(f, a=1)` and `lambda rows, batch_id: f(rows, batch_id)`."""
+    """`f` for `f`, `self.f`, `partial(f, a=1)` and `lambda rows, batch_id: f(rows, batch_id)`."""
     if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
         arguments = [argument.arg for argument in node.args.args]
         values = [getattr(value, "id", "") for value in node.body.args[:2]]
@@ -114,7 +114,7 @@ def _merges(call: ast.Call, frames: set[str]) -> bool:
 
 
 def _in_one_run(body: list[ast.stmt], is_action: Callable[[ast.Call], bool]) -> list[ast.Call]:
-    """The actions of the longest way through statements: only one branch of an `if` is taken."""
+    """The longest list of actions that one run can execute: one branch of each `if`."""
     actions: list[ast.Call] = []
     for position, statement in enumerate(body):
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
@@ -149,7 +149,7 @@ def _in_expressions(
 
 
 def _made_of(function: ast.FunctionDef, rows: str) -> tuple[set[str], set[str]]:
-    """Names bound to rows of the batch or what is derived from them; those of groups of rows."""
+    """Names bound to DataFrames that are derived from the batch, and those bound to groups."""
     names, grouped = {rows}, set[str]()
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
     for node in sorted(assigned, key=lambda assignment: assignment.lineno):
@@ -164,7 +164,7 @@ def _made_of(function: ast.FunctionDef, rows: str) -> tuple[set[str], set[str]]:
 def _is_write(call: ast.Call, frames: set[str]) -> bool:
     name = _method(call)
     if name == "execute":
-        # The statement of a database may be in a variable: only an INSERT that is seen counts.
+        # The statement of a database may be in a variable: only a visible INSERT counts.
         return not call.args or "insert" in ast.unparse(call.args[0]).lower()
     if name not in _WRITES or root_name(call.func) not in frames:
         return False
@@ -189,7 +189,7 @@ def _is_safe(call: ast.Call, function: ast.FunctionDef) -> bool:
 
 
 def _is_guarded(function: ast.FunctionDef, calls: list[ast.Call], batch_id: str) -> bool:
-    """Whether the batch id is used other than in a message or a column."""
+    """Whether the batch id is used outside of messages and columns."""
     beside = {
         id(inner)
         for call in calls

@@ -1,24 +1,24 @@
-"""What names in a syntax tree stand for: assignments, arguments, constants."""
+"""Values of names in a syntax tree: assignments, arguments, constants."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _DEPTH = 25
-# Their result is the same for the same arguments.
+# Functions that return the same result for the same arguments.
 _LOOKUPS = ("getenv", "get", "getArgument", "join")
 
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """A function, called with certain arguments; or the module, without a function."""
+    """A function that is called with certain arguments, or the module if it has no function."""
 
     code: "Bindings"
     function: ast.FunctionDef | None = None
     arguments: dict[str, tuple[ast.expr, "Scope"]] = field(default_factory=dict)
 
     def value(self, name: ast.Name) -> "tuple[ast.expr, Scope] | None":
-        """The expression that a name stands for where it is used; `None` if it is unknown."""
+        """The expression that is the value of a name where it is used; `None` if it is unknown."""
         assigned = [
             node
             for node in self.code.assignments.get((self.function, name.id), [])
@@ -39,7 +39,7 @@ class Scope:
         return None
 
     def text(self, node: ast.expr, depth: int = _DEPTH) -> str | None:
-        """A string with its unknown parts as code in braces; `None` if it depends on the caller."""
+        """A string, with unknown parts as code in braces; `None` if it depends on the caller."""
         match node:
             case ast.Constant(value=str() | bool() | int() as value):
                 return str(value)
@@ -62,7 +62,7 @@ class Scope:
         return None if any(part is None for part in parts) else "".join(map(str, parts))
 
     def beginning(self, node: ast.expr) -> str:
-        """As `text`; of a string that depends on the caller, what it begins with, and a brace."""
+        """Like `text`; for a string that depends on the caller, its known prefix and a brace."""
         text = self.text(node)
         match node:
             case ast.BinOp(op=ast.Add(), left=first) | ast.JoinedStr(values=[first, *_]):
@@ -97,7 +97,7 @@ class Bindings:
         return self._locals[function]
 
     def function(self, call: ast.Call) -> ast.FunctionDef | None:
-        """The function of this file that a call is of."""
+        """The function of this file that is called."""
         name = getattr(call.func, "id", "")
         if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self":
             name = call.func.attr
@@ -133,7 +133,7 @@ class Bindings:
                     yield inside
 
     def _read(self, tree: ast.Module) -> None:
-        # In the order of the text. Not by recursion: a chain may have hundreds of calls.
+        # In the order of the text; without recursion, as a chain may have hundreds of calls.
         pending: list[tuple[ast.AST, ast.FunctionDef | None]] = [(tree, None)]
         while pending:
             node, function = pending.pop()
@@ -151,7 +151,7 @@ class Bindings:
 
 
 def is_stable(text: str) -> bool:
-    """Whether a text with code in braces is the same wherever it is computed."""
+    """Whether a string with code in braces always has the same value."""
     try:
         calls = [
             node

@@ -19,14 +19,14 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class ApiNames:
-    """Names under which code imports the declarative API: of the module, and of its functions."""
+    """Names under which code imports the declarative API: of its modules and functions."""
 
     modules: frozenset[str]
     functions: dict[str, str]
 
     @classmethod
     def of(cls, tree: ast.Module) -> "ApiNames":
-        """The names that a file imports; `dlt` and `dp` count in any case, as in notebooks."""
+        """The names that a file imports; `dlt` and `dp` are always included, as in notebooks."""
         modules, functions = {"dlt", "dp"}, {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def chain(node: ast.expr) -> list[str]:
 
 
 def root_name(node: ast.expr) -> str:
-    """The leftmost name of a chain; empty if it begins with something else."""
+    """The leftmost name of a chain; empty if it does not begin with a name."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

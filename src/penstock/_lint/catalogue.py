@@ -348,4 +348,4 @@ _ROWS = (
 )
 
 RULES = {row[0]: Rule(*row) for row in _ROWS}
-"""By id, in order."""
+"""Rules by id, in order."""

@@ -33,7 +33,7 @@ def findings_of_dataset(
 ) -> Iterator[Finding]:
     """Findings about a dataset.
 
-    `queries` and `rules` have the facts of flows and expectations that could be evaluated;
+    `queries` and `rules` are the facts of flows and expectations that could be evaluated;
     `quarantine` is the default of the pipeline.
     """
 

@@ -10,7 +10,7 @@ class Severity(StrEnum):
     NOTE = "note"
     """Worth knowing; often intended."""
     WARNING = "warning"
-    """Causes trouble later: missed rows, growing state, repeated work."""
+    """Causes problems later: missed rows, growing state, repeated work."""
     ERROR = "error"
     """Wrong: refused by Spark, lost or duplicated rows, an exposed secret."""
 
@@ -21,7 +21,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One lint rule. Id and name are stable, never reused, and form the anchor of the page."""
+    """One lint rule. Its id and name are stable, never reused, and form the anchor of the page."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class Finding:
     """One location that violates a rule.
 
     `message` never contains the value of a secret. A comment at `declared`, the declaration of the
-    flow, suppresses the finding too.
+    flow, also suppresses the finding.
     """
 
     rule: Rule

@@ -1,4 +1,4 @@
-"""Rules about names that PySpark does not have, or takes only as something else."""
+"""Rules about names that PySpark does not have or does not support in this place."""
 
 import ast
 from collections.abc import Iterator

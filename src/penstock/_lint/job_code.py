@@ -1,4 +1,4 @@
-"""Rules about jobs: programs that start their streaming queries themselves. From the text alone."""
+"""Rules about jobs, which start their streaming queries themselves; only the text is checked."""
 
 import ast
 import re
@@ -34,7 +34,7 @@ _CHANGING = re.compile(
     r"|mktemp|TemporaryDirectory|gettempdir)\("
 )
 _AGGREGATES = ("agg", "count", "sum", "avg", "mean", "min", "max")
-# Steps that define a watermark, or may.
+# Steps that define, or may define, a watermark.
 _WATERMARKS = ("withWatermark", "transform", "pipe")
 _ENDS = ("awaitTermination", "awaitAnyTermination", "processAllAvailable", "stop")
 # Rules about an option that is missing.
@@ -44,7 +44,7 @@ _OF_ABSENCE = ("PSL201", "PSL205", "PSL211")
 def job_findings(tree: ast.Module, *, has_default_checkpoint: bool) -> Iterator[Hit]:
     """Findings about the queries of a program.
 
-    `has_default_checkpoint`: the session has a location for queries without one.
+    `has_default_checkpoint`: whether the session has a location for queries without one.
     """
     code = Bindings(tree)
     started = list(queries(code))
@@ -114,14 +114,14 @@ def _shared(started: list[Query], tree: ast.Module) -> Iterator[Hit]:
 
 
 def _in_turn(query: Query, other: Query, ends: list[int]) -> bool:
-    """Whether a query of the same sink is started after the end of the other one."""
+    """Whether two queries have the same target and one starts after the end of the other."""
     first, second = sorted((query.start.line, other.start.line))
     same = [step.texts()[:1] for step in (query.start, other.start)]
     return same[0] == same[1] and any(first <= line < second for line in ends)
 
 
 def _exclusive(tree: ast.Module) -> Callable[[int, int], bool]:
-    """A function: whether two lines are in different branches of one `if`, or of one `try`."""
+    """A function that returns whether two lines are in different branches of an `if` or `try`."""
     pairs = []
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and node.orelse:
@@ -164,7 +164,7 @@ def _sink(query: Query) -> Iterator[Hit]:
 
 def _state(query: Query) -> Iterator[Hit]:
     if query.text_of("outputMode") == "complete":
-        return  # all groups are kept on purpose
+        return  # all groups are kept intentionally
     if query.has("outputMode") and query.text_of("outputMode") is None:
         return
     yield from _state_of(query.rows)

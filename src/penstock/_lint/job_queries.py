@@ -14,9 +14,9 @@ DEDUPLICATION = ("dropDuplicates", "drop_duplicates", "distinct")
 
 @dataclass(frozen=True)
 class Step:
-    """One part of a method chain, such as `.option(key, value)`, in the scope of its arguments.
+    """One part of a method chain, such as `.option(key, value)`, with the scope of its arguments.
 
-    `value` is the expression to the left of it.
+    `value` is the expression on its left.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Step:
         return (self.call.func.end_lineno or self.call.lineno) if self.call is not None else 0
 
     def texts(self) -> list[str | None]:
-        """The texts of its arguments; `None` for an argument that is unknown."""
+        """Its arguments as strings; `None` for an unknown argument."""
         if self.call is None:
             return []
         values = [*self.call.args, *(word.value for word in self.call.keywords)]
@@ -39,9 +39,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Query:
-    """A query that is started: the steps of its rows, from the source on, and of its writer.
+    """A query that is started: the steps of its rows, beginning at the source, and of its writer.
 
-    `is_complete`: `rows` begins with the source and has all steps.
+    `is_complete`: whether `rows` begins with the source and contains all steps.
     """
 
     rows: list[Step]
@@ -53,7 +53,7 @@ class Query:
         return self.writer[-1]
 
     def option(self, key: str) -> tuple[ast.expr, Scope] | None:
-        """The last value of an option, of which the key is in lower case."""
+        """The last value of an option; `key` is in lower case."""
         values = [
             (value, step.scope)
             for step in self.writer
@@ -67,14 +67,14 @@ class Query:
         return are_known(self.writer)
 
     def text_of(self, name: str) -> str | None:
-        """What a step of the writer, or `start`, sets in lower case; `None` if it is unknown."""
+        """The value (in lower case) that a step or `start` sets; `None` if it is unknown."""
         values = [text for step in self.steps(name) for text in step.texts()[:1]]
         values += [self.start.scope.text(word.value) for word in self._words if word.arg == name]
         texts = {text.lower() if text is not None else None for text in values}
         return texts.pop() if len(texts) == 1 else None
 
     def steps(self, name: str) -> list[Step]:
-        """The steps of the writer with a name."""
+        """The steps of the writer with the given name."""
         return [step for step in self.writer if step.name == name]
 
     def has(self, *names: str) -> bool:
@@ -83,12 +83,12 @@ class Query:
 
     @property
     def _words(self) -> list[ast.keyword]:
-        """The arguments of `start` or `toTable` that have a name, such as `format`."""
+        """The keyword arguments of `start` or `toTable`, such as `format`."""
         return self.start.call.keywords if self.start.call is not None else []
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a step aggregates, deduplicates, joins streams or names its state."""
+        """Whether a step aggregates, deduplicates, joins streams or has "State" in its name."""
         return any(
             step.name in (*GROUPS, *DEDUPLICATION, "dropDuplicatesWithinWatermark")
             or "State" in step.name
@@ -99,7 +99,7 @@ class Query:
 
 
 def options(step: Step) -> Iterator[tuple[str, ast.expr]]:
-    """Options that a step sets, keys as they are spelled."""
+    """Options that a step sets, with the keys as written."""
     if step.call is not None and step.name in ("option", "options"):
         yield from arguments_of(step.call)
     elif step.call is not None and step.name in ("start", "toTable", "load"):
@@ -107,7 +107,7 @@ def options(step: Step) -> Iterator[tuple[str, ast.expr]]:
 
 
 def are_known(steps: list[Step]) -> bool:
-    """Whether all keys of options in these steps are known."""
+    """Whether the keys of all options in these steps are known."""
     for step in steps:
         if step.call is None:
             continue
@@ -133,9 +133,9 @@ def queries(code: Bindings) -> Iterator[Query]:
 
 
 def unrolled(node: ast.expr, scope: Scope) -> tuple[list[Step], bool]:
-    """The steps of a chain from left to right through names and functions of the file.
+    """The steps of a chain from left to right, through names and functions of the file.
 
-    Returns the steps, and whether they begin with a session: otherwise the beginning is unknown.
+    Returns the steps, and whether they begin at the source (`readStream`).
     """
     steps: list[Step] = []
     for _ in range(_DEPTH):
@@ -166,7 +166,7 @@ def unrolled(node: ast.expr, scope: Scope) -> tuple[list[Step], bool]:
 
 
 def joins_stream(step: Step, *, without: Collection[str] = ()) -> bool:
-    """Whether a join is with another stream, which has none of the steps `without`."""
+    """Whether a join is with another stream that has none of the steps `without`."""
     assert step.call is not None
     if not step.call.args:
         return False
@@ -175,7 +175,7 @@ def joins_stream(step: Step, *, without: Collection[str] = ()) -> bool:
 
 
 def _result(scope: Scope) -> tuple[ast.expr, Scope] | None:
-    """What a function returns, if it has one `return`."""
+    """The expression that a function returns, if it has exactly one `return`."""
     function = scope.function
     assert function is not None
     returns = [

@@ -1,4 +1,4 @@
-"""Rules about queries: what their plans keep, read and compute."""
+"""Rules about queries: the state, sources and expressions of their plans."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$", re.I
 def findings_of_query(
     flow: str, declared: SourceLocation, facts: QueryFacts, target: DatasetKind | None
 ) -> Iterator[Finding]:
-    """Findings about the query of a flow into a dataset of a kind; into a sink if it is `None`."""
+    """Findings about the query of a flow; `target` is `None` for a sink."""
 
     def finding(rule: str, message: str) -> Finding:
         return Finding(
@@ -72,8 +72,7 @@ def _of_state(state: StateFacts) -> Iterator[tuple[str, str]]:
 def findings_of_read(flow: str, declared: SourceLocation, read: ReadFacts) -> Iterator[Finding]:
     """Findings about a read of a source.
 
-    `declared` is the declaration of the flow, used for SQL: its reads have no location of their
-    own.
+    `declared` is the declaration of the flow, where a comment also suppresses the findings.
     """
     for rule, message in _of_read(read):
         yield Finding(

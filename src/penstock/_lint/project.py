@@ -1,6 +1,6 @@
 """Applies all rules to a project: to its source text and, with Spark, to its queries.
 
-Comments suppress findings: `# penstock: ignore[PSL101] why`, in SQL with `--`.
+Comments suppress findings: `# penstock: ignore[PSL101] reason`, in SQL with `--`.
 """
 
 import io
@@ -41,7 +41,7 @@ _COMMENT = re.compile(r"penstock:\s*(?P<what>ignore|ignore-file)\[(?P<ids>[^\]]*
 
 @dataclass(frozen=True)
 class Suppression:
-    """One id of one comment, and the lines that it applies to; none = the whole file."""
+    """One id of one comment, and the lines that it applies to; no lines mean the whole file."""
 
     rule: str
     at: SourceLocation
@@ -53,7 +53,7 @@ def apply_suppressions(
 ) -> tuple[list[Finding], list[Finding], list[Suppression]]:
     """Split findings by suppressions and by the ids that the settings ignore.
 
-    Returns the findings that count, accepted findings, and suppressions without effect.
+    Returns the remaining findings, the accepted findings, and the suppressions without effect.
     """
     by_file: dict[str, list[Suppression]] = {}
     known = list(suppressions)
@@ -82,7 +82,7 @@ def unused_suppressions(
 ) -> Iterator[Finding]:
     """Findings about suppressions without effect.
 
-    `looked_at` are ids of rules that were applied: without Spark, some rules are not.
+    `looked_at` are ids of rules that were applied: some rules require Spark.
     """
     rule = RULES["PSL901"]
     for suppression in suppressions:
@@ -98,11 +98,11 @@ def unused_suppressions(
 def _suppressions(
     cell: Cell, comments: Iterable[tuple[int, int, str]], spans: Iterable[tuple[int, int]]
 ) -> Iterator[Suppression]:
-    """Suppressions in comments, which are given by line, column and text.
+    """Suppressions in comments, which are given as line, column and text.
 
-    A comment applies to its own line; a comment that stands alone applies to the next line of code.
-    On or above one of `spans` it applies to all of its lines: statements of SQL; in Python, heads
-    of functions (decorators and `def`) and simple statements.
+    A comment applies to its own line; a comment alone on its line also applies to the next line of
+    code. If one of these is in one of `spans`, it applies to all lines of the span: in SQL, spans
+    are statements; in Python, heads of functions (decorators and `def`) and simple statements.
     """
     lines = cell.text.split("\n")
     ranges = [range(first, last + 1) for first, last in spans]
@@ -155,16 +155,16 @@ TEXT_RULES = frozenset(
         *(601, 701, 702, 703, 704, 901),
     )
 )
-"""Rules that look at the text alone; all others need the analysis to be complete."""
+"""Rules that only check the text; all others require a complete analysis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """Result of a lint run, by file and line.
+    """Result of a lint run, in the order of file and line.
 
-    `accepted` findings have a comment or a setting. `refused` are definition errors: the analysis
-    stops there, so rules may have missed findings. `unsure` are flows or locations that could not
-    be analysed. `is_complete`: queries were analysed, not only the source text.
+    `accepted` are findings that a comment or a setting suppresses. `refused` are definition errors:
+    the analysis stops there, so rules may have missed findings. `unsure` are flows or locations
+    that could not be analysed. `is_complete`: whether queries were analysed, not only the text.
     """
 
     settings: PipelineSettings
@@ -176,11 +176,11 @@ class LintReport:
 
 
 def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> LintReport:
-    """Check a project; nothing runs, no data is read.
+    """Check a project; no query runs and no data is read.
 
-    Called on the main thread; changes the working directory to the project's root. With `text_only`
-    Spark is not started; rules that need the plans of queries are left out. A job is not executed:
-    its text alone is checked.
+    Called on the main thread; changes the working directory to the project's root. With
+    `text_only`, Spark is not started, and rules that need the plans of queries are not applied. A
+    job is not executed: only its text is checked.
     """
     for rule in settings.lint_ignore:
         if rule.upper() not in RULES:
@@ -208,7 +208,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
             refused, unsure = opened.problems()
             findings += _of_analysis(opened, made[-1].seen, settings)
             made[-1].close()
-    os.chdir(settings.root)  # findings name files relative to it
+    os.chdir(settings.root)  # paths in findings are relative to it
     cells = project_cells(settings)
     code_findings: Callable[[str], CodeFindings] = python_code_findings
     if is_job:
@@ -234,7 +234,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
     counted, accepted, without_effect = apply_suppressions(
         _distinct(findings), suppressions, settings.lint_ignore
     )
-    # Without an analysis it is unknown whether rules of plans have findings.
+    # Without an analysis it is unknown whether rules about plans have findings.
     is_analysed = not (text_only or refused or unsure)
     counted += unused_suppressions(without_effect, RULES if is_analysed else TEXT_RULES)
     counted.sort(key=lambda each: (each.origin.file, each.origin.line, each.rule.id))
@@ -252,7 +252,7 @@ def lint_project(settings: PipelineSettings, *, text_only: bool = False) -> Lint
 
 
 def _joined(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """The Python cells of a file as one: a job defines rows in one cell, and writes in another."""
+    """Join the Python cells of each file: a job may define rows in one and write in another."""
     lines: dict[str, list[str]] = {}
     others: list[Cell] = []
     for cell in cells:
@@ -321,7 +321,7 @@ def _of_settings(settings: PipelineSettings) -> Iterator[Finding]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings within settings as one mapping."""
+    """Nested settings as one flat mapping."""
     texts: dict[str, str] = {}
     for key, value in values.items():
         texts |= _texts(value) if isinstance(value, Mapping) else {key: str(value)}

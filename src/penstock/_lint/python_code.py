@@ -27,7 +27,7 @@ _ACTIONS_OF_FRAMES = _ACTIONS | {"count", "first", "head", "take", "tail", "isEm
 _DISTINCT = {"countDistinct", "count_distinct"}
 _CHECKPOINT = "checkpointlocation"
 PIPELINE_RULES = {"PSL302", "PSL304"}
-"""Rules against what a job has to do itself."""
+"""Rules against operations that a job has to perform itself."""
 _CONF_RULES = {
     "spark.sql.streaming.schemainference": ("true", "PSL203", "the schema of all file streams"),
     "spark.databricks.delta.retentiondurationcheck.enabled": (
@@ -40,13 +40,13 @@ _CONF_RULES = {
 
 @dataclass
 class CodeFindings:
-    """What one piece of code shows.
+    """Findings in one piece of code, and its structure.
 
     Attributes:
-        hits: Rule, line and message.
-        checkpoints: Text of each checkpoint location, with its line.
-        spans: First line (of the decorators) and line of the `def`, of each function; first and
-            last line of each simple statement.
+        hits: Rule, line and message of each finding.
+        checkpoints: Code and line of each checkpoint location.
+        spans: For each function, its first line (including decorators) and the line of its `def`;
+            for each simple statement, its first and last line.
         functions: Line of the `def` and last line of each function.
     """
 
@@ -113,7 +113,7 @@ def _query_function(function: ast.FunctionDef, names: ApiNames) -> Iterator[Hit]
     frames = {"spark", *names.modules}
     grouped: set[str] = set()
     streams: set[str] = set()
-    # In the order of the text: what a name stands for is known before it is used.
+    # In the order of the text: a name is assigned before it is used.
     steps = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Call)]
     for step in sorted(steps, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0)):
         if isinstance(step, ast.Assign):
@@ -159,7 +159,7 @@ def _action(node: ast.Call, frames: set[str], grouped: set[str]) -> Hit | None:
 
 
 def _is_frame(node: ast.expr, frames: set[str]) -> bool:
-    """Whether an expression begins with rows or the session, other than its settings or names."""
+    """Whether an expression begins with a DataFrame or the session, except `conf`, `catalog`."""
     return root_name(node) in frames and chain(node)[1:2] not in (["conf"], ["catalog"])
 
 
@@ -194,14 +194,14 @@ def _call(node: ast.Call, checkpoints: list[tuple[str, int]]) -> Iterator[Hit]:
     elif name in ("option", "options"):
         for key, value in arguments_of(node):
             if key.lower() == _CHECKPOINT:
-                if not isinstance(value, ast.Name):  # a name has a value in each function
+                if not isinstance(value, ast.Name):  # a name may differ between functions
                     checkpoints.append((ast.unparse(value), value.lineno))
                 yield Hit("PSL302", value.lineno, "checkpointLocation is set in the code")
     elif name == "set" and chain(function)[-2:-1] == ["conf"] and len(node.args) == 2:
         name_text, value_text = (constant_text(argument) for argument in node.args)
         if name_text is not None and value_text is not None:
             for rule, message in setting_findings(name_text, value_text):
-                if rule != "PSL601":  # found with all other literals
+                if rule != "PSL601":  # reported by `_secrets`
                     yield Hit(rule, node.lineno, message)
     elif name == "sql":
         for argument in node.args[:1]:

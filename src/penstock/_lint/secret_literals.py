@@ -1,4 +1,4 @@
-"""Detects literals that are secrets, by form or by name. Values are never shown."""
+"""Detects literals that are secrets by their form or name. Values are never shown."""
 
 import re
 
@@ -38,7 +38,7 @@ _PLACEHOLDER = re.compile(
 
 
 def secret_form(text: str) -> str | None:
-    """The kind of secret that a string contains, by its form; `None` = none."""
+    """The kind of secret that a string contains, by its form; `None` if it contains none."""
     text = _SAMPLE.sub("", text)
     for kind, pattern in _FORMS:
         if pattern.search(text):
@@ -47,9 +47,10 @@ def secret_form(text: str) -> str | None:
 
 
 def secret_kind(name: str, value: str) -> str | None:
-    """The kind of secret that a value is by its form; `BY_NAME` by its name; `None` = none.
+    """The kind of a secret by its form, or `BY_NAME` by its name; `None` if it is not a secret.
 
-    A placeholder is none: a blank value, `<password>`, `YOUR_KEY`, `${secret:a/b}`; nor is a type.
+    Placeholders (a blank value, `<password>`, `YOUR_KEY`, `${secret:a/b}`) and types are not
+    secrets.
     """
     if (kind := secret_form(value)) is not None:
         return kind
