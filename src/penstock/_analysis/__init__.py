@@ -1,1 +1,1 @@
-"""What queries mean, before any runs: schemas, reads, output modes, lineage."""
+"""Analysis of queries before they run: schemas, reads, output modes, lineage."""

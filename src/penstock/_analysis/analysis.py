@@ -1,4 +1,4 @@
-"""Analysis: calls every query function once the schemas of its upstreams are known."""
+"""Analysis: calls each query function when the schemas of its inputs are known."""
 
 import contextlib
 from collections.abc import Callable, Collection
@@ -69,9 +69,9 @@ def analyse(
     """Analyse every flow of a pipeline and build its graph, or raise all its errors.
 
     Nothing is written or started: datasets are empty relations with their schema. `selected` are
-    keys of datasets and names of sinks that must be valid; `None` = all. With `keeps_refused`,
-    flows that cannot run as streams stay in the graph, with the reason: they fail alone. So do
-    tables that cannot be created, without `checks_tables`.
+    keys of datasets and names of sinks that must be valid; `None` means all. With `keeps_refused`,
+    flows that cannot run as streams stay in the graph, with the reason, and fail separately.
+    Without `checks_tables`, this also applies to tables that cannot be created.
     """
     with contextlib.closing(CdcAwareSource(index)) as source:
         analysis = Analysis(spark, source, evaluator(spark, index, source, context))
@@ -83,7 +83,7 @@ def analyse(
 class Analysis:
     """The flows of a pipeline, and their errors by name; `table_errors` are by key.
 
-    The switches are those of `analyse`.
+    For `keeps_refused` and `checks_tables`, see `analyse`.
     """
 
     def __init__(self, spark: SparkSession, source: CdcAwareSource, evaluator: Evaluator) -> None:
@@ -107,7 +107,7 @@ class Analysis:
         return build_graph(with_sink_facts(self.index), self.analyses, schemas, errors, selected)
 
     def everything(self) -> None:
-        """Analyse all flows of all datasets and sinks that are not analysed yet. Never raises."""
+        """Analyse all flows that are not analysed yet. Never raises."""
         for key, dataset in self.index.datasets.items():
             for flow in dataset.flows:
                 self.flow(flow, dataset)
@@ -195,17 +195,17 @@ class Analysis:
             check_identity(schema, flow, analysis.output_mode, dataset.declared)
             known = self._source.schemas.get(dataset.name.key)
             if known is not None and declared is None:
-                # Rows of a flow without a column have NULL in it.
+                # Columns that a flow does not have are NULL in its rows.
                 schema = merged([known, schema]).toNullable()
             self._source.schemas[dataset.name.key] = schema
 
     # -- missing sources -----------------------------------------------------------------------
 
     def missing_below(self, flow: str) -> list[str]:
-        """Names of the missing sources that a flow reads, directly or not; nearest first."""
+        """Names of the missing sources that a flow reads, directly or indirectly; nearest first."""
         waiting, seen = [flow], {flow}
         missing: dict[str, None] = {}
-        for name in waiting:  # which grows
+        for name in waiting:  # the loop appends to it
             evaluation = self._evaluator.evaluations.get(name)
             if evaluation is None:
                 continue
@@ -253,7 +253,7 @@ class Analysis:
         )
 
     def _first_snapshot(self, flow: Flow) -> tuple[DataFrame, Evaluation]:
-        """The first snapshot, for its columns; its function is called as at a first start."""
+        """The first snapshot, for its columns; the function is called as for a new table."""
         query = SnapshotQuery(flow)
         try:
             evaluated = self._evaluator.evaluate(query.flow)
@@ -278,7 +278,7 @@ class Analysis:
             self.flow(up, upstream)
             if up.name in self.errors:
                 raise _UpstreamFailedError(up.name)
-        if key not in self._source.schemas:  # a table without flow: reported by the index
+        if key not in self._source.schemas:  # a table without a flow, which the index reports
             raise dataset_without_flow(self.index.display(key), upstream.declared)
 
     def _describe(
@@ -308,7 +308,7 @@ class Analysis:
         if mode is OutputMode.UPDATE:
             if dataset is not None:
                 keys = plans.merge_keys(df, flow, dataset.declared.table_properties)
-            # A sink merges by keys of its own, or takes each change as a row.
+            # A sink merges by its own keys, or receives each change as a row.
             if not keys and (dataset is not None or not plans.keeps_state(df)):
                 mode = OutputMode.APPEND
         if dataset is not None and refusal is None:
@@ -329,7 +329,7 @@ class Analysis:
                 rows,
                 dataset.declared.expectations,
                 dataset.declared.kind,
-                # Else some rules are applied to the rows of a batch.
+                # Otherwise some rules are applied to the rows of a batch.
                 finds_hidden=not is_cdc(flow) and not plans.has_state(operators),
             )
         if replaces_rows(flow) and not df.isStreaming:

@@ -1,9 +1,9 @@
 """ANSI mode: queries that use strings as numbers.
 
-Much code for Databricks does: a CSV file has strings, and `total / quantity` divides them. Where
-Spark refuses such a query in ANSI mode, it is analysed in a copy of the session without it. The
-mode is then part of the plan, which moves back to the session of the pipeline: everything else
-runs in ANSI mode.
+These are common in code for Databricks: columns of a CSV file are strings, and `total / quantity`
+divides them. If Spark refuses such a query in ANSI mode, the query is analysed in a copy of the
+session without ANSI mode. The mode is then part of the plan, which is moved back to the session of
+the pipeline, where everything else runs in ANSI mode.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ def without_ansi(spark: SparkSession) -> _Session:
 
 
 def with_ansi(spark: SparkSession) -> _Session:
-    """Use the session itself again: for a query within a query that uses a copy.
+    """Use the original session again, for a query within a query that uses a copy.
 
-    Yields a function that moves a DataFrame of it to the session that was used before.
+    Yields a function that moves a DataFrame of this session to the one that was used before.
     """
     if _copy.get() is None:
         return contextlib.nullcontext(lambda df: df)
@@ -74,7 +74,7 @@ def _using(spark: SparkSession, session: Any) -> Iterator[Callable[[DataFrame], 
 
 
 def _install() -> None:
-    """Let Python's sessions use the JVM session of this thread."""
+    """Make Python sessions use the JVM session of the current context."""
     if isinstance(SparkSession.__dict__.get(_FIELD), property):
         return
 
@@ -92,8 +92,8 @@ def _install() -> None:
 def text_numbers(df: DataFrame) -> tuple[str, ...]:
     """The expressions in which Spark casts a string to a number implicitly, in ANSI mode.
 
-    A string that is not a number fails the batch there. Never raises, and returns nothing in a
-    borrowed session without Penstock's Java classes: it is for a note only.
+    In these, a string that is not a number fails the batch. Never raises, and returns an empty
+    tuple in a session without Penstock's Java classes: the result is used for a note only.
     """
     own = own_class(df)
     if own is None:

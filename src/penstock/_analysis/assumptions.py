@@ -49,7 +49,7 @@ _REQUIRED: tuple[tuple[str, DataType], ...] = (
     ("INTEGRAL", LongType()),
     ("STRING", StringType()),
 )
-# One pipeline uses some hundred columns; more than that is a loop.
+# A pipeline uses some hundred columns; many more steps mean an endless loop.
 _MOST_STEPS = 2000
 
 
@@ -57,8 +57,8 @@ _MOST_STEPS = 2000
 class AssumedSource:
     """A missing source, such as `table a.b.c` or `json /Volumes/x`, and why it cannot be read.
 
-    `columns` are those that queries use, in the order of their discovery; if `is_open`, the user
-    declared no schema, and columns may be added.
+    `columns` are the columns that queries use, in the order of their discovery. If `is_open`, the
+    user did not declare a schema, and columns may be added.
     """
 
     name: str
@@ -67,12 +67,12 @@ class AssumedSource:
     is_open: bool = True
 
     def has(self, column: str) -> bool:
-        """Whether it has a column, in any case."""
+        """Whether it has a column of this name, ignoring case."""
         return column.lower() in map(str.lower, self.columns)
 
     @property
     def column_types(self) -> dict[str, str]:
-        """The columns with their types; `void` = any type."""
+        """The columns with their types; `void` means any type."""
         return {name: kind.simpleString() for name, kind in self.columns.items()}
 
 
@@ -105,8 +105,8 @@ class Assumptions:
     ) -> DataFrame:
         """An empty relation for a missing source, whose read raised `error`.
 
-        No columns are added to the `schema` of a user; `options` of Auto Loader may have schema
-        hints.
+        No columns are added to a `schema` from the user; the `options` of Auto Loader may contain
+        schema hints.
         """
         known = schema if schema is not None else _FIXED.get(source_format.lower())
         if name not in self.sources:
@@ -133,11 +133,11 @@ class Assumptions:
         self.sources.setdefault(name, AssumedSource(name, reason, columns, is_open=False))
 
     def setting(self, key: str) -> str:
-        """An assumed value of a setting: a name, a number or a path, by its key."""
+        """An assumed value of a setting: a name, a number or a path, depending on its key."""
         return self.settings.setdefault(key, plausible_value(key))
 
     def learn(self, flow: str, error: BaseException, candidates: Sequence[str]) -> str | None:
-        """Change a source so that a failed query may be analysed further; return its name.
+        """Change a source so that the analysis of a failed query may continue; return its name.
 
         `candidates` are the missing sources upstream, nearest first. `None` if no change can help.
         """
@@ -147,7 +147,7 @@ class Assumptions:
             return None
         names, is_needed_twice = _missing_columns(error)
         if _PLACEHOLDER in names or error_details(error)[0] == "NUM_COLUMNS_MISMATCH":
-            # A union of a source that has columns and one that is not known yet.
+            # A union of a source with columns and a source whose columns are not known yet.
             return _share_columns(open_ones)
         if not names:
             return _retyped(error, open_ones)
@@ -159,7 +159,7 @@ class Assumptions:
     def _add_others(self, flow: str, error: BaseException, source: AssumedSource) -> None:
         """Add all other unresolved columns of the same operator at once, to save evaluations.
 
-        A column of another source stays unresolved, and is tried there next.
+        A column of another source stays unresolved, and is then added to the next source.
         """
         for parts in _unresolved(error):
             names = _candidates(parts)
@@ -192,7 +192,7 @@ class Assumptions:
         attempt.added = None
         if attempt.is_everywhere:
             return None
-        # Of two sources that are joined, each may have it.
+        # If sources are joined, each of them may have the column.
         attempt.is_everywhere = True
         first = next(iter(names))
         lacking = [source for source in sources if not source.has(first)]
@@ -209,9 +209,9 @@ class _Attempt:
 
 
 def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool]:
-    """Possible names of the missing column, the most likely first; whether both sides need it.
+    """Possible names of the missing column, most likely first, and whether both sides need it.
 
-    Columns are VOID, but a column with a field is a map: Spark resolves any field of VOID, too.
+    Columns are VOID, but a column with a field is a map: Spark resolves any key of a map.
     """
     condition, parameters = error_details(error)
     if condition == "ATTRIBUTE_NOT_SUPPORTED":
@@ -227,7 +227,7 @@ def _missing_columns(error: BaseException) -> tuple[Mapping[str, DataType], bool
 
 
 def _share_columns(sources: Sequence[AssumedSource]) -> str | None:
-    """Give each source the columns of all others; return the name of the first that has grown."""
+    """Give each source the columns of all others; return the name of the first changed source."""
     columns = {name: kind for source in sources for name, kind in source.columns.items()}
     lacking = [source for source in sources if source.columns.keys() != columns.keys()]
     for source in lacking:
@@ -258,11 +258,11 @@ def _unresolved(error: Any) -> list[list[str]]:
             aliases: set[str] = set()
             for expression in iterate(node.expressions()):
                 _collect_names(expression, names, aliases)
-            # An alias of the same list is resolved later; `GROUP BY ALL` looks like a column.
+            # An alias of the same list is resolved later; `GROUP BY ALL` is parsed as a column.
             hidden = {*aliases, "all"}
             paths |= {name: None for name in names if name[0].lower() not in hidden}
         return [list(name) for name in paths]
-    except Exception:  # an error without a plan has only its own column
+    except Exception:  # without a plan, only the column of the error itself is known
         return []
 
 
@@ -274,7 +274,7 @@ def _collect_names(expression: Any, names: list[tuple[str, ...]], aliases: set[s
     if kind == "Alias":
         aliases.add(str(expression.name()).lower())
     if kind == "LambdaFunction":
-        return  # its variables are no columns
+        return  # its variables are not columns
     for child in iterate(expression.children()):
         _collect_names(child, names, aliases)
 
@@ -288,7 +288,7 @@ def _retyped(error: BaseException, sources: Sequence[AssumedSource]) -> str | No
         return _set_type(parameters.get("base", ""), None, sources)
     if "DATATYPE_MISMATCH" not in condition:
         return None
-    # An operator requires the same type of both sides.
+    # An operator requires the same type on both sides.
     is_operator = condition.endswith("BINARY_OP_WRONG_TYPE")
     wanted = parameters.get("inputType" if is_operator else "requiredType", "")
     for word, kind in _REQUIRED:
@@ -320,7 +320,7 @@ def _set_void_types(
 def _set_type(
     expression: str, kind: DataType | None, sources: Sequence[AssumedSource]
 ) -> str | None:
-    """Set the type of the column or field of an expression; `None` = one level deeper."""
+    """Set the type of the column or field in an expression; `None` adds a level of maps."""
     words = [word.lower() for word in re.findall(r"\w+", expression)]
     for source in sources:
         for name, present in source.columns.items():
@@ -335,7 +335,7 @@ def _set_type(
 
 
 def _with_field(present: DataType, depth: int, kind: DataType | None) -> DataType | None:
-    """A type with another one for the field so many levels below; `None` = one level more."""
+    """A type with another type for the field at a depth; `None` adds a level of maps."""
     if depth == 0 and kind is not None:
         return kind
     if depth == 0 and isinstance(present, NullType):
@@ -351,7 +351,7 @@ def _with_field(present: DataType, depth: int, kind: DataType | None) -> DataTyp
 
 
 def _set_element(sources: Sequence[AssumedSource]) -> str | None:
-    """Give the elements of an array fields: what is exploded has another name than its column."""
+    """Give the elements of an array fields: an exploded column does not have the array's name."""
     for source in sources:
         for name, present in source.columns.items():
             if isinstance(present, ArrayType) and isinstance(present.elementType, NullType):

@@ -1,4 +1,4 @@
-"""The boundary to user code: its exceptions become errors with the line of the user."""
+"""The boundary to user code: exceptions become errors with the location in the user's code."""
 
 import re
 import traceback
@@ -46,11 +46,11 @@ class DatasetNotReadyError(BaseException):
 
 
 class DatasetCycleError(BaseException):
-    """Query functions of views call each other in a cycle; the message is their path."""
+    """Query functions of views call each other in a cycle; the message is the path."""
 
 
 def user_origin(trace: TracebackType | None, fallback: SourceLocation) -> SourceLocation:
-    """The innermost frame of user code."""
+    """The location of the innermost frame of user code."""
     origin = fallback
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename

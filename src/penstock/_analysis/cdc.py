@@ -1,4 +1,4 @@
-"""Auto CDC: declarations against their queries and targets, and the snapshots of a function."""
+"""Auto CDC: checks of declarations against queries and targets; snapshots from functions."""
 
 import base64
 import json
@@ -60,7 +60,7 @@ def as_cdc(
 ) -> tuple[FlowAnalysis, StructType]:
     """The analysis of an auto CDC flow, and the columns of its target, which may be declared.
 
-    `version` is that of the first snapshot, if the flow has snapshots.
+    `version` is the version of the first snapshot if the flow has snapshots.
     """
     source = df
     if declared is not None:
@@ -84,7 +84,7 @@ def as_cdc(
 
 
 def _check_sequence(source: DataFrame, flow: Flow, spec: CdcSpec, kind: DataType) -> None:
-    """Refuse declared types that may order events differently: `10` is before `9` as STRING."""
+    """Refuse declared types that may order events differently: as STRING, `10` is before `9`."""
     have = source.select(as_column(spec.sequence_by).alias("value")).schema
     lossless = conformed(have, StructType().add("value", kind))[0].dataType
     if lossless.simpleString() == kind.simpleString():
@@ -130,7 +130,7 @@ def check_declared(
 ) -> None:
     """Check the declared schema of a target.
 
-    A table with history must have both columns of the interval, with the type of its sequence.
+    A table with history must have both columns of the interval, with the type of the sequence.
     """
     if scd_type is ScdType.ONE:
         return
@@ -159,12 +159,12 @@ class CdcAwareSource(SchemaSource):
         self._streamed: dict[str, bool] = {}
 
     def take_streamed(self) -> dict[str, bool]:
-        """Tables that were read as a stream since the last call, and whether as a plain one."""
+        """Tables read as a stream since the last call, and whether any was a plain stream."""
         taken, self._streamed = self._streamed, {}
         return taken
 
     def stream(self, key: str, reader: DataStreamReader, position: Position) -> OpenedSource:
-        """New rows of a dataset.
+        """Return a dataset as a stream.
 
         Raises:
             DefinitionError: `REPLACE_WHERE_TARGET_STREAMED`.
@@ -191,16 +191,17 @@ class CdcAwareSource(SchemaSource):
 class NoSnapshotError(BaseException):
     """The function of a snapshot flow has returned no newer snapshot.
 
-    Not an `Exception`: it passes the boundary to user code untranslated.
+    Not an `Exception`, so that it passes the boundary to user code unchanged.
     """
 
 
 class SnapshotQuery:
     """One call of a snapshot flow's function, as a query that can be evaluated.
 
-    `latest` is the version of the last snapshot, `None` before the first; `version` that of the
-    snapshot after the evaluation, for a named source the time of the comparison. `flow` has that
-    call as its query function; it raises `NoSnapshotError`.
+    `latest` is the version of the last snapshot, `None` before the first. `version` is set by the
+    evaluation to the version of its snapshot; for a named source it is the time of the comparison.
+    `flow` has the call as its query function, which raises `NoSnapshotError` if there is no newer
+    snapshot.
     """
 
     def __init__(self, flow: Flow, latest: Any = None) -> None:
@@ -239,7 +240,7 @@ class SnapshotQuery:
         )
 
 
-# The first one that fits: a bool is an int, a datetime a date.
+# The first match is used: a bool is an int, a datetime is a date.
 _VERSION_TYPES: tuple[tuple[Any, DataType | None], ...] = (
     (bool, None),
     (int, LongType()),

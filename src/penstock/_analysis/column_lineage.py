@@ -1,8 +1,8 @@
 """Column lineage of a query, from Spark's analysed plan; nothing is executed.
 
-The plan is fetched once, as JSON: a call across py4j for each expression of each node would take
-seconds in a large pipeline. Attributes are followed by their expression ids from the result down to
-the leaves.
+The plan is fetched once, as JSON: a call of py4j for each expression of each node would take
+seconds in a large pipeline. Attributes are traced by their expression ids from the result to the
+leaves.
 """
 
 import json
@@ -240,7 +240,7 @@ class _Reader:
             for name, value in part.fields.items():
                 if name == "plan" and _is_tree(value):
                     ids.update(self.read(_trees(value)[0]))
-                elif _is_tree(value):  # an expression that is no child, as in an outer reference
+                elif _is_tree(value):  # an expression that is not a child, as in an outer reference
                     for inner in _trees(value):
                         ids |= self._references(inner)
         return ids

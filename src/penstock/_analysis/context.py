@@ -1,4 +1,4 @@
-"""Context of the evaluation of query functions, and its result."""
+"""Context of an evaluation of a query function, and its result."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from penstock.sources.memory import SourceMemory
 
 @dataclass
 class Evaluation:
-    """What one call of a query function read.
+    """Reads of one call of a query function.
 
-    `inputs` are keys of the pipeline's datasets, `external` other sources as readable text.
-    `sources` are opened for the flow and the views that it reads. An empty `position` means by
-    their options. `qualifies`: names of tables qualify their columns. `assumed` are missing sources
-    that were replaced by assumptions, `taken_for` incomplete names and the datasets that they were
-    resolved to.
+    `inputs` are keys of the pipeline's datasets, `external` are other sources as readable text.
+    `sources` are opened for the flow and the views that it reads; if `position` is empty, their
+    options set the start. `qualifies`: whether names of tables qualify their columns. `assumed` are
+    missing sources that were replaced by assumptions, `taken_for` are incomplete names and the
+    datasets that they were resolved to.
     """
 
     inputs: set[str] = field(default_factory=set)
@@ -37,7 +37,7 @@ class Evaluation:
 
     @property
     def files(self) -> list[OpenedFiles]:
-        """Sources that Auto Loader reads."""
+        """Sources that are read by Auto Loader."""
         return [source.opened for source in self.sources if isinstance(source, AutoLoaderStream)]
 
 
@@ -47,7 +47,7 @@ class Memories(Protocol):
     def __call__(self, flow: str, key: str, *, analysis: bool) -> SourceMemory:
         """The state of one source, by flow (empty outside of flows) and key.
 
-        In an `analysis` nothing may be stored beyond this process.
+        In an `analysis`, nothing may be stored beyond this process.
         """
 
 
@@ -55,9 +55,9 @@ class Memories(Protocol):
 class ReadContext:
     """Context of reads.
 
-    `map_path` maps a path of the user, `resolve_secrets` fills `${secret:...}` in reader options.
-    `assumptions` replace missing sources; `None` = they are errors. `notes` are decisions about
-    paths, one sentence each, in the order of the reads.
+    `map_path` maps a path in user code, `resolve_secrets` resolves `${secret:...}` in reader
+    options. `assumptions` replace missing sources; with `None`, these are errors. `notes` are
+    decisions about paths, one sentence each, in the order of the reads.
     """
 
     external_tables: ExternalTables
@@ -70,7 +70,7 @@ class ReadContext:
     notes: dict[str, None] = field(default_factory=dict)
 
     def resolved(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Options of a reader or sink with secrets filled in, which are registered for masking."""
+        """Options of a reader or sink with resolved secrets, which are registered for masking."""
         resolved = {name: self.resolve_secrets(value) for name, value in options.items()}
         remember_named(resolved)
         return resolved

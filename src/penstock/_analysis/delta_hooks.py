@@ -1,4 +1,4 @@
-"""Hooks of Delta's `DeltaTable`: names of datasets, and paths as Spark's readers take them."""
+"""Hooks of Delta's `DeltaTable`: names of datasets, and mapped paths as in Spark's readers."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def wrap_delta_tables() -> None:
     ) -> Any:
         return original(sparkSession, reads.real_path(path), hadoopConf or {})
 
-    # A table that is not there by its path as it is written would be overwritten.
+    # With the unmapped path, user code would find no table and overwrite the existing one.
     @redirects(DeltaTable, "isDeltaTable")
     def is_delta_table(reads: Reads, original: Any, /, sparkSession: Any, identifier: str) -> bool:
         return bool(original(sparkSession, reads.real_path(identifier)))

@@ -50,8 +50,8 @@ _QUALIFIER = re.compile(r"(\w+)`?\s*\.")
 class Evaluator(ExternalReads, DatasetReader):
     """Evaluates query functions against empty or real tables.
 
-    Used on several threads at once; each evaluation belongs to one thread. `evaluations` has the
-    last evaluation of each flow, complete or not.
+    Used by several threads concurrently; each evaluation belongs to one thread. `evaluations`
+    contains the last evaluation of each flow, even if it failed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Evaluator(ExternalReads, DatasetReader):
     def evaluate(
         self, flow: Flow, position: Position = NOWHERE, *, is_triggered: bool = True
     ) -> tuple[DataFrame, Evaluation]:
-        """Call a flow's query function; an empty `position` means by the options of its streams.
+        """Call a flow's query function; if `position` is empty, options set where streams start.
 
         For `is_triggered`, see `Read`.
 
@@ -92,7 +92,7 @@ class Evaluator(ExternalReads, DatasetReader):
         try:
             return self._evaluate(flow, call)
         except PenstockError:
-            # Only now: qualifiers would change the stored text of queries that need none.
+            # Only after an error: qualifiers would change the stored text of all other queries.
             if qualifies or flow.name not in self._qualifying:
                 raise
         try:
@@ -113,8 +113,8 @@ class Evaluator(ExternalReads, DatasetReader):
                 df, evaluation = call()
                 return move(df), evaluation
         except PenstockError as error:
-            del sources[count:]  # of a view that is evaluated again
-            # Assumed types may be the reason: the analysis corrects them first.
+            del sources[count:]  # sources of a view that is evaluated again
+            # Assumed types may be the cause: the analysis corrects them first.
             if self.context.assumptions is not None or not self._may_disable_ansi(flow, error):
                 raise
             try:
@@ -164,7 +164,7 @@ class Evaluator(ExternalReads, DatasetReader):
             with redirected(self), reading(self), user_code(flow, self.index.nearest):
                 result = flow.function()
                 if isinstance(result, DataFrame):
-                    result.schema  # noqa: B018 - functions such as `from_avro` read theirs here
+                    result.schema  # noqa: B018 - functions such as `from_avro` load their schema
         except PenstockError as error:
             if _names_table(error.__cause__, evaluation):
                 self._qualifying.add(flow.name)
@@ -234,7 +234,7 @@ class Evaluator(ExternalReads, DatasetReader):
         return dataset
 
     def _find_by_end(self, name: str) -> DeclaredDataset | None:
-        """The dataset that an incomplete name means, if there is no table of that name."""
+        """The dataset that an incomplete name refers to, if there is no table of that name."""
         dataset = self.index.find_by_end(name, {flow for flow, _ in self._stack.get()})
         if dataset is None or self.context.external_tables.find(name) is not None:
             return None
@@ -346,7 +346,7 @@ class Evaluator(ExternalReads, DatasetReader):
 
 
 def _names_table(error: BaseException | None, evaluation: Evaluation) -> bool:
-    """Whether Spark may not have found a column because a table that was read qualifies it."""
+    """Whether Spark may not have found a column because a table name qualifies it."""
     condition, parameters = error_details(error)
     if condition.partition(".")[0] not in _UNRESOLVED:
         return False

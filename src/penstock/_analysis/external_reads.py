@@ -36,7 +36,7 @@ from penstock.sources.files.source import FORMATS
 from penstock.sources.registry import source_of
 
 _PATH_FORMATS = frozenset(FORMATS) | {"delta", "binaryfile"}
-# Of the paths of `read_files`; a glob pattern has commas in braces.
+# Separator of the paths of `read_files`; a glob pattern may contain commas in braces.
 _SEPARATOR = re.compile(r",(?![^{}]*\})")
 # Statements of a workspace that have no effect: the settings of the pipeline decide.
 _WITHOUT_EFFECT = re.compile(
@@ -47,10 +47,10 @@ _WITHOUT_EFFECT = re.compile(
 
 
 class ExternalReads:
-    """Carries out reads of code that runs while source files are loaded: nothing is declared yet.
+    """Handles reads while source files are loaded, when no datasets are declared yet.
 
-    The hooks call it on the thread that runs the user's code.
-    `guessing` has the names of the assumed sources, by the file that reads them.
+    The hooks call it on the thread that runs the user's code. `guessing` are the names of the
+    assumed sources, by the file that reads them.
     """
 
     def __init__(self, spark: SparkSession, context: ReadContext) -> None:
@@ -63,7 +63,7 @@ class ExternalReads:
         table, parts = self.context.external_tables.find(name), split_name(name)
         is_path = table is None and _names_path(parts) and "/" in parts[1]
         if is_path and isinstance(reader, DataStreamReader):
-            return self._path_relation(parts[0], parts[1], reader)  # Spark has no such stream
+            return self._path_relation(parts[0], parts[1], reader)  # not supported by Spark
         what = f"table {name.replace('`', '')}"
         self.record(what)
         try:
@@ -80,7 +80,7 @@ class ExternalReads:
             return self._stand_in(what, error, streaming=streaming, schema=schema)
 
     def of_session(self, spark: SparkSession) -> "ExternalReads":
-        """The reads of a session, which has its own views: each micro-batch has its own session."""
+        """The reads for a session; views belong to a session, and each micro-batch has its own."""
         own = self._spark._jsparkSession
         return self if own.equals(spark._jsparkSession) else ExternalReads(spark, self.context)
 
@@ -90,7 +90,7 @@ class ExternalReads:
         return True
 
     def qualified(self, df: DataFrame, name: str) -> DataFrame:
-        """The rows of a table, whose columns can be written as `name.column`."""
+        """The rows of a table, with columns that can be referenced as `name.column`."""
         if not self.qualifies:
             return df
         *qualifier, last = split_name(name)
@@ -127,7 +127,7 @@ class ExternalReads:
             return sql_names.as_view(file_metadata.showing(df) if shows else df)
 
         rewritten = rewrite_names(self._spark, text, replacement, aliased=self.qualifies)
-        # Without files, `_metadata` is a column of a table.
+        # If no files are read, `_metadata` is a column of a table.
         return file_metadata.using_shown(rewritten) if shows else rewritten
 
     def load(self, reader: Reader, spark_load: Callable[[], DataFrame]) -> DataFrame:
@@ -224,7 +224,7 @@ class ExternalReads:
         return call
 
     def setting(self, key: str) -> str:
-        """The value of a setting that is not set.
+        """Return the assumed value of a setting that is not set.
 
         Raises:
             DefinitionError: `CONFIGURATION_MISSING`.
@@ -241,7 +241,7 @@ class ExternalReads:
         )
 
     def check_start(self) -> None:
-        """Called before user code starts a streaming query; a query function must not."""
+        """Called before user code starts a streaming query; refused in query functions."""
 
     def record(self, what: str) -> None:
         """Record an external source, for the plan; ignored while source files are loaded."""
@@ -257,13 +257,13 @@ class ExternalReads:
         return table.path if table is not None and table.format == "delta" else None
 
     def real_path(self, path: str) -> str:
-        """A path of user code as Spark shall see it."""
+        """The mapped, absolute path for a path in user code."""
         return real_path(path, self.context.map_path)
 
     # -- SQL -----------------------------------------------------------------------------------
 
     def _relation(self, reference: RelationReference) -> str | None:
-        """What replaces a name; `None` for a temporary view that user code has created."""
+        """The replacement of a name; `None` for a temporary view that user code has created."""
         if len(reference.parts) == 1:
             catalog: Any = self._spark._jsparkSession.sessionState().catalog()
             if catalog.getTempView(reference.parts[0]).isDefined():
@@ -271,7 +271,7 @@ class ExternalReads:
         return self._by_path(reference) or self._through_view(reference)
 
     def _by_path(self, reference: RelationReference) -> str | None:
-        """A Delta table by its path, for what a view has not: versions, and rows to change."""
+        """The Delta table as a path, for time travel and changes, which views do not support."""
         if not (reference.is_time_travel or reference.is_changed):
             return None
         if _names_path(reference.parts):

@@ -1,4 +1,4 @@
-"""Tables that the pipeline reads but does not declare: mapped ones, and those in its own storage.
+"""Tables that the pipeline reads but does not declare: mapped tables, and tables in its storage.
 
 A name is resolved by the `tables` of the settings (exact, then `schema.*`, then `catalog.*`), then
 by the storage root, where another pipeline may have written the table, then by the storage of
@@ -36,11 +36,11 @@ _CSV_DEFAULTS = {"header": "true", "inferSchema": "true"}
 
 
 class ExternalTables:
-    """Resolves and reads external tables. Used on several threads.
+    """Resolves and reads external tables. Used by several threads.
 
-    `tables` of the settings are by name, or by a name that ends with `*`. `located` has the paths
-    of the pipeline's own tables and quarantines by key, once it is known which are deferred. `used`
-    are the names of `tables` that were looked up.
+    The keys of `tables` from the settings are names, or names that end with `*`. `located` are the
+    paths of the pipeline's own tables and quarantines by key, set when it is known which of them
+    are deferred. `used` are the names in `tables` that were looked up.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ExternalTables:
         self.used: set[str] = set()
 
     def find(self, name: str) -> ExternalTable | None:
-        """The table of that name; `None` if not mapped, in the storage or in the metastore."""
+        """The table of a name; `None` if it is not mapped, in the storage or in the metastore."""
         try:
             spelling_of_name = ".".join(split_name(name)).lower()
             resolved = resolve_name(name, **self._defaults)
@@ -86,12 +86,12 @@ class ExternalTables:
         return None
 
     def leave(self, name: str) -> None:
-        """Do not map a name any more: it is used for a dataset."""
+        """Remove the mapping of a name that is used for a dataset."""
         self._tables.pop(_plain(name), None)
         self.used.add(name)
 
     def _paths(self, name: DatasetName) -> Iterator[str]:
-        """Where a table may be: in the storage, then in that of the deployed pipeline."""
+        """Possible paths of a table: in the storage, then in that of the deployed pipeline."""
         if name.key in self.located:
             yield self.located[name.key]
             return
@@ -101,7 +101,7 @@ class ExternalTables:
             yield StorageLayout(self._production.storage).table_path(deployed)
 
     def location_of(self, name: str) -> str:
-        """The path of a new table: in the storage, as of a dataset."""
+        """The path of a new table, which is in the storage like that of a dataset."""
         try:
             return self._layout.table_path(resolve_name(name, **self._defaults))
         except ValueError as error:
@@ -114,7 +114,7 @@ class ExternalTables:
         name: str,
         load: Callable[[Reader, Callable[[], DataFrame]], DataFrame],
     ) -> DataFrame:
-        """The rows of a table; as a stream if the reader is one. `load` opens its source."""
+        """The rows of a table, as a stream for a stream reader; `load` opens the source."""
         if not self._exists(table.path):
             raise DefinitionError(
                 "EXTERNAL_TABLE_NOT_FOUND",
@@ -148,7 +148,7 @@ class ExternalTables:
         return None
 
     def is_there(self, table: ExternalTable) -> bool:
-        """Whether the files of a table exist, which may be mapped to a path without any."""
+        """Whether the files of a table exist; it may be mapped to a path without files."""
         return self._exists(f"{table.path}/_delta_log" if _is_delta(table) else table.path)
 
     def _exists(self, path: str) -> bool:

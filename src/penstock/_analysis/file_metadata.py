@@ -1,8 +1,8 @@
 """`_metadata` of files in SQL.
 
 A temporary view hides the metadata column of its source, and files that SQL reads become such a
-view. So a view for a query that names `_metadata` has it as an ordinary column of another name, the
-query uses that name, and the columns that `*` adds are dropped from the result.
+view. For a query that references `_metadata`, the view therefore has it as an ordinary column with
+another name, the query uses that name, and the columns that `*` adds are dropped from the result.
 """
 
 import re
@@ -23,12 +23,12 @@ _BEFORE_STAR = re.compile(r"(?:(?!\bFROM\b).)*,\s*(?:\w+\.)?\*", re.IGNORECASE |
 
 
 def named_in(text: str) -> bool:
-    """Whether a query names the metadata of files."""
+    """Whether a query references the metadata of files."""
     return any(_is_name(match) for match in _TOKENS.finditer(text))
 
 
 def showing(df: DataFrame) -> DataFrame:
-    """The rows of files with their metadata, if any, as one more column."""
+    """The rows of files with their metadata, if any, as an additional column."""
     try:
         return df.select("*", F.col(_NAME).alias(SHOWN))
     except AnalysisException:
@@ -36,7 +36,7 @@ def showing(df: DataFrame) -> DataFrame:
 
 
 def using_shown(text: str) -> str:
-    """A query that uses the name of that column for `_metadata`."""
+    """Replace `_metadata` in a query by the name of that column."""
     return _TOKENS.sub(lambda match: SHOWN if _is_name(match) else match.group(), text)
 
 

@@ -1,4 +1,4 @@
-"""What all hooks need: the `ExternalReads` of the current context, and replaced methods."""
+"""Common parts of all hooks: the `ExternalReads` of the current context, replaced methods."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ _active: "ContextVar[ExternalReads | None]" = ContextVar("penstock_reads", defau
 
 @contextlib.contextmanager
 def through(reads: "ExternalReads | None") -> Iterator[None]:
-    """Let the hooks of this context use `reads`; `None` disables them."""
+    """Make the hooks of this context use `reads`; `None` disables them."""
     token = _active.set(reads)
     try:
         yield
@@ -24,16 +24,16 @@ def through(reads: "ExternalReads | None") -> Iterator[None]:
 
 
 def own_read() -> contextlib.AbstractContextManager[None]:
-    """Disable the hooks: for reads of Penstock itself."""
+    """Disable the hooks for reads of Penstock itself."""
     return through(None)
 
 
 def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Replace a method of a class by the decorated function.
 
-    The function gets the original method first, then `self` and the arguments. The first parameter
-    must be positional-only: a keyword of the user may have its name. A class method stays one: the
-    original is bound to its class, and the function gets no `cls`.
+    The function receives the original method, then `self` and the arguments. The first parameter
+    must be positional-only: a keyword of the user may have the same name. A class method can still
+    be called on the class: the original is bound to it, and the function receives no `cls`.
     """
     original = getattr(owner, name)
     is_bound = hasattr(original, "__self__")
@@ -50,7 +50,7 @@ def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def redirects(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `replaces`, in user code of a pipeline only; the function gets its reads first."""
+    """Like `replaces`, only for user code of a pipeline, whose reads are the first argument."""
 
     def install(function: Callable[..., Any]) -> Callable[..., Any]:
         @replaces(owner, name)

@@ -1,6 +1,6 @@
 """`column:a.b[0]` on columns of type STRING, as in Databricks SQL.
 
-Open-source Spark has the operator on VARIANT only. Its parser returns the path in the form of
+Open-source Spark supports the operator on VARIANT only. Its parser returns the path in the form of
 `get_json_object`, which replaces the operator. Results are strings or NULL.
 """
 
@@ -17,7 +17,7 @@ from penstock._model.sql_text import literal, quoted
 from penstock._spark.plans import analyzed, kind_of
 from penstock._tables.jvm import iterate
 
-# Part of Spark's message for the operator on another type than VARIANT.
+# Part of Spark's message for the operator on a type other than VARIANT.
 _NOT_VARIANT = "COLUMN_IS_NOT_VARIANT_TYPE"
 _NESTED = frozenset({"struct", "map", "array"})
 
@@ -27,7 +27,7 @@ def with_json_paths(
 ) -> DataFrame:
     """Call `query` with a function that it applies to its SQL, and once more if Spark refuses it.
 
-    The function changes nothing at first, then it replaces every `column:path`.
+    In the first call, the function changes nothing; in the second, it replaces every `column:path`.
     """
     try:
         return query(str)
@@ -78,7 +78,7 @@ def _takes_nested(expression: Any) -> bool:
 
 
 def _in_plan(plan: Any) -> Iterator[tuple[Any, str | None]]:
-    """The accesses to JSON paths, each with the name of a column that is one as a whole."""
+    """The accesses to JSON paths, each with a column name if it is a whole selected column."""
     kind = kind_of(plan)
     selected = kind in ("Project", "Aggregate")
     for expression in iterate(plan.expressions()):

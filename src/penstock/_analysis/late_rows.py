@@ -1,10 +1,10 @@
 """Late rows: rows that a stateful operator drops because they are older than the watermark.
 
-Spark filters them inside of the operator. The plan of the micro-batch has the watermark of the
-operator (of the previous batch, from the offset log, so a repeated batch applies the same one) and
-the input of the batch. So the late rows are that input, filtered by the condition of the operator.
-This requires that the input comes from sources alone; after another stateful operator it would have
-to be computed again, with its state.
+Spark filters them in the operator. The plan of the micro-batch has the watermark of the operator
+(from the previous batch, stored in the offset log, so a repeated batch applies the same one) and
+the input of the batch. The late rows are that input, filtered by the condition of the operator.
+This requires that the input only comes from sources; the output of another stateful operator would
+have to be recomputed with its state.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,7 @@ class _Input:
 
     Attributes:
         plan: Logical plan of the input.
-        position: Of the column that is compared with the watermark.
+        position: Position of the column that is compared with the watermark.
         is_window: Whether that column is a window, whose end is compared.
         before_window: Plan and position of the event time before windows are assigned.
         sessions: Plan and position of session windows before those without a gap are removed.
@@ -105,7 +105,7 @@ class LateRowFinder:
         except _UnknownError:
             return Refused(dropped)
         if not self.keeps and kind != "Aggregate":
-            return Refused(dropped)  # Spark counts rows; of an aggregation it counts groups
+            return Refused(dropped)  # Spark counts rows; for an aggregation, it counts groups
         session = df.sparkSession
         # The plan reads the micro-batch, but is still marked as streaming.
         with session_conf(session, {_CHECK: "false"}):
@@ -140,7 +140,7 @@ class LateRowFinder:
 
 
 def dropped_by_watermark(progress: Any) -> int:
-    """The count that Spark reports for a batch: rows, or groups of an aggregation."""
+    """The count that Spark reports for a batch: dropped rows, or groups of an aggregation."""
     return sum(
         max(0, int(operator.get(_DROPPED, 0) or 0))
         for operator in progress.get("stateOperators") or ()
@@ -183,7 +183,7 @@ def _as_batch(session: SparkSession, df: DataFrame) -> DataFrame:
 
 
 def _operator(plan: Any) -> tuple[str, tuple[_Input, ...]]:
-    """The kind and the inputs of the one stateful operator of a plan, or `_UnknownError`."""
+    """The kind and inputs of the only stateful operator of a plan; raises `_UnknownError`."""
     stateful = [node for node in walk(plan) if is_stateful(node)]
     if not stateful:
         raise _UnknownError("it has no stateful operation, so no row of it is late")
@@ -237,8 +237,9 @@ def _of_rows(child: Any) -> _Input | None:
 def _before(child: Any) -> tuple[tuple[Any, int] | None, tuple[Any, int] | None]:
     """`before_window` and `sessions` of an `_Input`.
 
-    Spark puts the window into a Project (or Expand, where windows overlap) and a filter for NULL
-    below it or above it. That of session windows is above it, and also removes those without a gap.
+    Spark adds a Project (or Expand, if windows overlap) with the window, and a filter for NULL
+    below or above it. The filter of session windows is above it, and also removes those without a
+    gap.
     """
     node, above = child, child
     while kind_of(node) in ("Project", "Filter", "Expand") and _window(node.child()) is not None:
@@ -260,7 +261,7 @@ def _before(child: Any) -> tuple[tuple[Any, int] | None, tuple[Any, int] | None]
 
 
 def _window(plan: Any) -> int | None:
-    """Position of the column that `window` or `session_window` made."""
+    """Position of the column that `window` or `session_window` created."""
     for position, attribute in enumerate(iterate(plan.output())):
         if any(attribute.metadata().contains(mark) for mark in WINDOW_MARKS):
             return position
@@ -279,7 +280,7 @@ def is_watermarked(expression: Any) -> bool:
 
 
 def _applied(plan: Any) -> tuple[int | None, int]:
-    """The watermark of the stateful operators, and the number of rows that all of them dropped."""
+    """The watermark of the stateful operators, and the total number of rows that they dropped."""
     watermark: int | None = None
     dropped = 0
     pending = [plan]

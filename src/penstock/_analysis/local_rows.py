@@ -1,4 +1,4 @@
-"""Rows in user code: integers in columns of type FLOAT, which Spark Connect converts."""
+"""Rows in user code: integers in FLOAT columns, which only Spark Connect converts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def _converted(row: Any, wanted: Mapping[int, str]) -> Any:
         return row
     if not any(_is_integer(row[at]) for at in wanted if at < len(row)):
         return row
-    # The order of the columns is that of the schema, also of a `Row`.
+    # The columns are in the order of the schema, also in a `Row`.
     return tuple(_float(value) if at in wanted else value for at, value in enumerate(row))
 
 

@@ -1,4 +1,4 @@
-"""Missing sources: their names, why they cannot be read, and the setting that helps."""
+"""Missing sources: why they cannot be read, and the setting that corrects this."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from penstock.errors import DefinitionError, PenstockError
 
 NOTHING_THERE = f"the path does not exist; {MAP_PATH}"
 NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE", "SCHEMA_NOT_FOUND")
-"""Conditions of errors of Spark."""
+"""Conditions of Spark's errors for missing tables."""
 _HINTS = "schemahints"
 _NO_FILE_SYSTEM = re.compile(
     r'No FileSystem for scheme "?(?P<scheme>[\w+.-]+)|Class [\w.$]*FileSystem[\w$]* not found'
@@ -27,7 +27,7 @@ def lacks_file_system(error: BaseException) -> bool:
 
 
 def error_details(error: Any) -> tuple[str, dict[str, str]]:
-    """Condition and message parameters of an error of Spark; empty for any other error."""
+    """Condition and message parameters of a Spark error; empty for any other error."""
     try:
         return str(error.getCondition() or ""), dict(error.getMessageParameters() or {})
     except Exception:
@@ -35,7 +35,7 @@ def error_details(error: Any) -> tuple[str, dict[str, str]]:
 
 
 def missing_reason(error: Exception, paths: Sequence[str]) -> str:
-    """Why a source cannot be read, with the setting that helps."""
+    """Why a source cannot be read, with the setting that corrects this."""
     if match := _NO_FILE_SYSTEM.search(str(error)):
         scheme = match["scheme"] or next((path.split(":")[0] for path in paths if ":" in path), "")
         return f"no file system for {scheme}: is installed here; {MAP_PATH}"
@@ -64,7 +64,7 @@ def require_files_beside_hints(options: Mapping[str, str], paths: Sequence[str])
 
 
 def format_option(options: Mapping[str, str]) -> str:
-    """The format in the options of Auto Loader; empty if none."""
+    """The format in the options of Auto Loader; empty if it is not set."""
     return _option(options, "format")
 
 
@@ -74,7 +74,7 @@ def _option(options: Mapping[str, str], name: str) -> str:
 
 
 def _may_exist(path: str) -> bool:
-    """Whether a path may exist; it is checked for local paths without wildcards only."""
+    """Whether a path may exist; only local paths without wildcards are checked."""
     local = local_path(path)
     if local is None or any(sign in path for sign in "*?[{"):
         return True

@@ -31,16 +31,16 @@ from penstock.sources.base import NOWHERE, Position
 _IDS = re.compile(r"#\d+L?")
 _EMPTY_SOURCE = re.compile(r"FileSource\[[^\]]*/penstock-analysis-[^\]/]*/([^\]/]*)\]")
 _MAX_WIDTH = 200
-# In the plan, the functions for NULL (nvl, ifnull, ...) are made of these.
+# The functions for NULL (nvl, ifnull, ...) are rewritten to these in the plan.
 _MENTIONS_NULL = ("IsNull", "IsNotNull", "Coalesce")
 
 
 @dataclass
 class Observations:
-    """Facts of each flow, of its last evaluation.
+    """Facts about the last evaluation of each flow.
 
-    `reads` are in the order of the reads; those of a view belong to the view. `rules` are of the
-    expectations of a flow's target, by name.
+    `reads` are in the order of the reads; those of a view belong to the view. `rules` are the facts
+    about the expectations of a flow's target, by name.
     """
 
     reads: dict[str, list[ReadFacts]] = field(default_factory=lambda: defaultdict(list))
@@ -49,7 +49,7 @@ class Observations:
 
 
 class PlanTexts(Evaluator):
-    """Keeps the analysed plan of each query as text, without ids of expressions."""
+    """Stores the analysed plan of each query as text, without ids of expressions."""
 
     def __init__(self, texts: dict[str, str], *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -78,7 +78,7 @@ class ObservingEvaluator(Evaluator):
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-lint-")
 
     def close(self) -> None:
-        """Remove the empty folder that expectations are analysed over."""
+        """Remove the empty folder that is read to analyse expectations."""
         self._folder.cleanup()
 
     def evaluate(
@@ -129,7 +129,7 @@ class ObservingEvaluator(Evaluator):
         return facts
 
     def _facts_of(self, df: DataFrame, rule: Expectation) -> RuleFacts:
-        # Over an empty folder, so that only NULLs can be folded.
+        # Rows are read from an empty folder, so that Spark only folds constants and NULL.
         folder = Path(self._folder.name).as_uri()
         rows = self._spark.read.schema(df.schema).format("parquet").load(folder)
         condition = condition_column(self._spark, rule)

@@ -1,4 +1,4 @@
-"""Output modes: the mode of a flow, and hints where Spark or its target refuses one."""
+"""Output modes: the mode of a flow, and hints if Spark or the target refuses it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -73,9 +73,9 @@ _DEFAULT_HINT = (
 def choose_output_mode(
     df: "DataFrame", flow: Flow, *, dataset: Dataset | None = None, sink: Sink | None = None
 ) -> OutputMode:
-    """The declared output mode, or else the first that Spark and the target support.
+    """The declared output mode, or the first that Spark and the target support.
 
-    Spark's own check runs here, so that a mode that cannot work is refused before anything starts.
+    Runs Spark's own check, so that an unsupported mode is refused before anything starts.
     """
     takes = (_APPEND, _COMPLETE, _UPDATE) if sink is None else sink_of(sink.format).modes
     # Update mode is the default only of targets that do not support complete mode.

@@ -1,4 +1,4 @@
-"""Facts of a query from Spark's analysed plan; nothing is executed."""
+"""Facts about a query from Spark's analysed plan; nothing is executed."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _CLOCK = re.compile(
 _NOTED = re.compile(r"\b(from_json|from_csv|from_xml)\(", re.I)
 _PARSERS = {"JsonToStructs": "from_json", "CsvToStructs": "from_csv", "XmlToStructs": "from_xml"}
 _COORDINATES = ("partition", "offset")
-# The state of an operator, and the method with its keys.
+# The state of an operator, and the method that returns its keys.
 _KEYED = {
     "Aggregate": (StateKind.AGGREGATE, "groupingExpressions"),
     "Distinct": (StateKind.AGGREGATE, "output"),
@@ -49,7 +49,7 @@ class _Reader:
         self.plan = analyzed(df)
         self._df = df
         self._jvm: Any = df.sparkSession._jvm
-        # References and SQL of the expression of an attribute.
+        # References and SQL text of the expression of each attribute.
         self._derived: dict[int, tuple[set[int], str]] = {}
         self.nodes = list(walk(self.plan))
         self._watermarks: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Hooks of PySpark's readers: all reads of a pipeline's user code go through `ExternalReads`.
+"""Hooks of PySpark's readers: `ExternalReads` handles all reads of a pipeline's user code.
 
 Readers, `spark.sql`, `spark.table`, `selectExpr`, the catalog and `DeltaTable` are wrapped once per
 process. The wrappers do nothing unless an `ExternalReads` is active in the current context, so
@@ -44,13 +44,13 @@ _OLD_NAMES = (
     *("approxCountDistinct", "bitwiseNOT", "countDistinct", "sumDistinct"),
     *("shiftLeft", "shiftRight", "shiftRightUnsigned", "toDegrees", "toRadians"),
 )
-# What such a statement creates may be looked up by the text of its query again.
+# Objects that such a statement creates may store the text of its query, and parse it again.
 _CREATES = re.compile(r"\s*(?:CREATE|CACHE)\b", re.IGNORECASE)
 
 
 @contextlib.contextmanager
 def redirected(reads: Reads) -> Iterator[None]:
-    """Let reads of this context go through `reads`."""
+    """Make the hooks of this context use `reads`."""
     install_reader_hooks()
     with through(reads):
         yield
@@ -61,13 +61,13 @@ def redirected(reads: Reads) -> Iterator[None]:
 
 @dataclass
 class ReaderState:
-    """What user code has given a reader.
+    """Configuration of a reader by user code.
 
     Attributes:
-        format: Empty if it was not.
-        options: As text.
-        schema: `None` if it was not.
-        paths: To load from, mapped and absolute.
+        format: Format; empty if it is not set.
+        options: Options as strings.
+        schema: Schema; `None` if it is not set.
+        paths: Paths to load from, mapped and absolute.
     """
 
     format: str = ""
@@ -77,18 +77,18 @@ class ReaderState:
 
     @property
     def folded_options(self) -> dict[str, str]:
-        """The options with their names in lower case."""
+        """The options with names in lower case."""
         return {name.lower(): value for name, value in self.options.items()}
 
 
 def reader_state(reader: Any) -> ReaderState:
-    """What a reader that was made while user code ran has been given so far."""
+    """The current configuration of a reader that user code has created."""
     so_far: ReaderState = reader.__dict__.setdefault("_penstock_given", ReaderState())
     return so_far
 
 
 def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
-    """A source as readable text: format and location."""
+    """Describe a source as readable text: format and location."""
     where = path
     if where is None:
         for key in ("subscribe", "subscribePattern", "assign", "path", "dbtable", "streamName"):
@@ -101,14 +101,14 @@ def describe_source(source: str, path: Any, options: Mapping[str, str]) -> str:
 
 
 def export_old_functions() -> None:
-    """Let `from pyspark.sql.functions import *` import every function, as in Spark 3."""
+    """Make `from pyspark.sql.functions import *` import every function, as in Spark 3."""
     functions.__all__ = sorted({*functions.__all__, *_OLD_NAMES})
 
 
 @functools.cache
 def install_reader_hooks() -> None:
     """Wrap the readers of classic PySpark; once per process, idempotent."""
-    # PySpark prints every failed analysis with its stack; the raised error has the message.
+    # PySpark logs every failed analysis with its stack trace; the raised error has the message.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     for reader in (DataFrameReader, DataStreamReader):
         _wrap_reader(reader)
@@ -124,7 +124,7 @@ def _wrap_session() -> None:
         wanted = inspect.signature(original).bind(self, *args, **kwargs).arguments
         del wanted["self"]
         properties = wanted.pop("properties", None) or {}
-        if wanted.get("predicates") is not None:  # a list is no option
+        if wanted.get("predicates") is not None:  # a list cannot be an option
             reads.record(f"jdbc {wanted['table']}")
             properties = {**properties, "url": wanted.pop("url")}
             properties = spark_options(reads.context.resolved(properties))
@@ -155,9 +155,9 @@ def _wrap_session() -> None:
     ) -> Any:
         formatter = SQLStringFormatter(self)
         try:
-            # DataFrames in braces become temporary views first: the parser has no braces.
+            # DataFrames in braces become temporary views first: the parser does not support braces.
             text = formatter.format(sqlQuery, **kwargs) if kwargs else sqlQuery
-            # The parser leaves computed names to the analyzer, which has no datasets.
+            # The parser leaves computed names to the analyzer, which does not know the datasets.
             text = spell_names(substituted(self, text), _texts(args))
             own_reads = reads.of_session(self)
             rewritten = own_reads.sql(text)
@@ -165,7 +165,7 @@ def _wrap_session() -> None:
                 return self.createDataFrame([], "result STRING")
             df = with_json_paths(lambda spell: original(self, spell(rewritten), args), self)
             if own_reads is not reads and not _CREATES.match(text):
-                # A stream keeps its session: each micro-batch would leave its views there.
+                # The session lives as long as the stream, and would keep the views of each batch.
                 for name in GENERATED_VIEW.findall(rewritten):
                     self.catalog.dropTempView(name)
             return file_metadata.without_shown(df, text)
@@ -289,7 +289,7 @@ def _wrap_reader(reader: Any) -> None:
 
 
 def _mapped(reader: Any, path: Any, reads: Reads) -> Any:
-    """Map the paths of a reader, given as an argument or as an option; returns the argument."""
+    """Map the paths of a reader, from an argument or options; returns the mapped argument."""
     for key, value in list(reader_state(reader).options.items()):
         option = key.lower()
         if option == "basepath" or (option == PATH_OPTION and path is None):

@@ -1,4 +1,4 @@
-"""`replace_where`: the condition of the rows that a flow replaces, with fixed times."""
+"""`replace_where`: the condition of the rows that a flow replaces, at a fixed time."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,9 +25,9 @@ class Window:
 def window_of(df: DataFrame, flow: Flow) -> Window:
     """Fix the condition of a flow at the current time, and select the matching rows of its query.
 
-    Different jobs evaluate it for the rows of the table and of the query. With `current_date()`
-    these would differ around midnight, and a row could be lost or duplicated. So functions of time
-    are replaced by their current values.
+    Different jobs evaluate it for the rows of the table and of the query. With `current_date()`,
+    these would differ around midnight, and a row could be lost or duplicated. Functions of time are
+    therefore replaced by their current values.
     """
     assert flow.replace_where is not None
     rule = Expectation(

@@ -1,4 +1,4 @@
-"""Checks of declarations, options and queries by the systems of sinks."""
+"""Checks of the declarations, options and queries of sinks."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from penstock.sources.base import OpenedSource
 
 
 def with_sink_facts(index: DefinitionIndex) -> DefinitionIndex:
-    """The declarations with the facts of their sinks."""
+    """The declarations with the facts about their sinks."""
     return replace(
         index,
         sinks={
@@ -55,11 +55,11 @@ def checked_options(
 def check_place(
     sink: Sink, options: Mapping[str, str], df: DataFrame, sources: Sequence[OpenedSource]
 ) -> None:
-    """Refuse a sink in a place that its own flow streams from.
+    """Refuse a sink whose location is also a source of its flow.
 
-    Each update would read what the previous one has written, unless a filter leaves that out of a
-    topic. In a folder with the log of a file sink, Spark reads only the files of that log and
-    ignores all others.
+    Each update would read the rows that the previous one has written; for a topic, a filter may
+    exclude them. In a folder with the log of a file sink, Spark only reads the files in that log
+    and ignores all others.
     """
     path = option(options, "path")
     place, local = path_key(path), local_path(path)

@@ -1,7 +1,7 @@
 """Names in SQL text: located with Spark's parser, replaced in place.
 
 The parser returns each relation and each table function with its position in the text, so the rest
-of the user's SQL stays as written. Common table expressions shadow datasets of the same name;
+of the user's SQL is not changed. Common table expressions shadow datasets of the same name;
 subqueries are included.
 """
 
@@ -24,7 +24,8 @@ from penstock._tables.jvm import iterate
 _STREAM = re.compile(r"\s*STREAM\s*\(?\s*", re.IGNORECASE)
 _PART = r"(?:`(?:[^`]|``)+`|[\w$]+)"
 _NAME = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})*")
-# Between the name of a stream and its alias. Only the position of a stream includes its clauses.
+# Nodes between the name of a stream and its alias. The position of a stream, but not of a table,
+# includes their clauses.
 _CLAUSES_OF_STREAM = {
     "UnresolvedSubqueryColumnAliases",
     "UnresolvedEventTimeWatermark",
@@ -49,8 +50,8 @@ class RelationReference:
     """A table name in SQL text, and the options of its `WITH` clause.
 
     `is_streaming`: inside `STREAM`; `is_time_travel`: a version or a timestamp of it is read;
-    `is_changed`: the statement changes its rows; `is_hint`: it is named by a hint;
-    `alias_at`: where an alias can be added; `None` if there is one, or if another clause follows.
+    `is_changed`: the statement changes its rows; `is_hint`: it is the argument of a hint;
+    `alias_at`: where an alias can be added; `None` if it has one, or if another clause follows.
     """
 
     start: int
@@ -93,10 +94,10 @@ def rewrite_names(
 ) -> str:
     """Replace table names and calls of table functions in one SQL statement.
 
-    `change` is called for every relation and every table function; `None` keeps it. With
-    `aliased`, the last part of a replaced name becomes its alias, so that `name.column` and
-    `schema.name.column` still resolve. The text, which is `substituted`, is unchanged if Spark
-    cannot parse it: Spark raises when it runs it.
+    `change` is called for every relation and every table function; if it returns `None`, the name
+    is kept. With `aliased`, the last part of a replaced name becomes its alias, so that
+    `name.column` and `schema.name.column` still resolve. The text must be `substituted`. It is
+    returned unchanged if Spark cannot parse it: Spark raises the error when the text is run.
     """
     marked = mark_streams(text)
     try:
@@ -139,7 +140,7 @@ def rewrite_names(
 def _qualifiers(
     text: str, aliases: Mapping[tuple[str, ...], str]
 ) -> Iterator[tuple[int, int, str]]:
-    """Where a name of several parts stands before a column, as in `live.orders.id`; its alias."""
+    """Positions of names of several parts before a column, as in `live.orders.id`; their alias."""
     tokens = [token for token in tokens_of(text) if token.kind is not TokenKind.COMMENT]
     words = ["", *(token.text.strip("`").lower() for token in tokens)]
     for parts, alias in aliases.items():
@@ -152,13 +153,13 @@ def _qualifiers(
 def substituted(spark: Any, text: str) -> str:
     """The text after Spark's own substitution of `${}`.
 
-    The positions of its parser refer to this text, although `sqlText` of a plan is the other.
+    The positions of its parser refer to this text, although `sqlText` of a plan is the original.
     """
     if "${" not in text:
         return text
     sessions = SparkSession._get_j_spark_session_class(spark._jvm)
     before = sessions.getActiveSession()
-    # Spark takes the values from the active session of the thread, which may be another one.
+    # Spark reads the values from the active session of the thread, which may be another one.
     sessions.setActiveSession(spark._jsparkSession)
     try:
         variables = spark._jvm.org.apache.spark.sql.internal.VariableSubstitution()
@@ -243,7 +244,7 @@ def _position(origin: Any, *, streaming: bool) -> tuple[str, int, int]:
     """The whole text, the start of a name and the end of its node."""
     full_text: str = origin.sqlText().get()
     start, end = origin.startIndex().get(), origin.stopIndex().get() + 1
-    # Below STREAM the origin covers the keyword, the parentheses and an alias as well.
+    # Below STREAM, the origin also covers the keyword, the parentheses and an alias.
     prefix = _STREAM.match(full_text, start, end) if streaming else None
     return full_text, prefix.end() if prefix else start, end
 

@@ -11,13 +11,13 @@ from penstock._tables.jvm import iterate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Any watermark: only whether it bounds the state matters. Too large for a Java int, so that py4j
-# passes the long that Spark expects.
+# Any watermark: only the existence of a bound is checked. The value is too large for a Java int, so
+# that py4j passes the long that Spark expects.
 _SOME_WATERMARK = 1_000_000_000_000
 
 
 def growing_state(df: "DataFrame", mode: OutputMode | None) -> tuple[str, ...]:
-    """Distinct sentences about stateful operations with unbounded state, with the way out."""
+    """Distinct sentences about stateful operations with unbounded state, with the remedy."""
     jvm: Any = df.sparkSession._jvm
     texts = (text for node in walk(analyzed(df)) for text in _grows(jvm, node, mode))
     return tuple(dict.fromkeys(texts))
@@ -56,7 +56,7 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
 
 
 def join_as_run(jvm: Any, node: Any) -> Any:
-    """A join as optimized: BETWEEN becomes two comparisons without casts."""
+    """An optimized join: BETWEEN becomes two comparisons without casts."""
     rules = jvm.org.apache.spark.sql.catalyst.optimizer
     for rule in (rules.ReplaceExpressions, rules.RewriteWithExpression, rules.SimplifyCasts):
         node = rule.apply(node)
@@ -64,7 +64,7 @@ def join_as_run(jvm: Any, node: Any) -> Any:
 
 
 def growing_sides(jvm: Any, node: Any) -> list[str]:
-    """Sides of an optimized join of which every row is kept forever: `left`, `right`."""
+    """Sides of an optimized join whose rows are all kept forever: `left`, `right`."""
     helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
     if helper.isWatermarkInJoinKeys(node):
         return []

@@ -1,4 +1,4 @@
-"""The analysis of a pipeline on a machine that may lack its data."""
+"""Analysis of a pipeline on a machine that may not have its data."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from penstock.errors import DefinitionError, DefinitionErrors, PenstockError
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What is known of a pipeline without its data.
+    """Result of the analysis of a pipeline without its data.
 
     Some of the `analyses` have assumed columns. `errors` are certain; `unsure` are errors of flows
-    that read a missing source, which may be correct with its data; `failed` flows are in one of
-    both. `graph` is `None` unless every flow could be analysed.
+    that read a missing source and may be correct with its data; `failed` are all errors of flows.
+    `graph` is `None` if there is any error.
     """
 
     analyses: Mapping[str, FlowAnalysis]

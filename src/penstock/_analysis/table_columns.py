@@ -1,4 +1,4 @@
-"""The columns and rules in a table's declaration, checked against its query."""
+"""Checks of the columns in a table's declaration against its query."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from penstock.errors import DefinitionError
 
 
 def declared_schema(spark: SparkSession, declared: Dataset) -> StructType | None:
-    """The declared columns of a dataset; `None` if those of its query apply."""
+    """The declared columns of a dataset; `None` if the columns of its query apply."""
     if declared.schema is None:
         return None
     return parse_schema(spark, declared.schema, origin=declared.origin)
 
 
 def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: Dataset) -> None:
-    """Refuse partitions by a field of a struct or by local time, and some de-duplication."""
+    """Refuse partitions by a field of a struct or by local time; check the de-duplication."""
     fields = {field.name.lower(): field for field in df.schema}
     for column in declared.partition_cols:
         known = fields.get(column.lower())
@@ -44,7 +44,7 @@ def check_columns(df: DataFrame, flow: Flow, mode: OutputMode | None, declared: 
 
 
 def _check_time_zone(spark: SparkSession, column: str, declared: Dataset) -> None:
-    """Spark writes partition values as local time: of a repeated hour, both become the first."""
+    """Refuse a time zone with repeated hours: Spark writes partition values as local time."""
     jvm: Any = spark._jvm
     zone = spark.conf.get("spark.sql.session.timeZone")
     times = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils
@@ -88,7 +88,7 @@ def _check_deduplication(
 def check_identity(
     schema: StructType, flow: Flow, mode: OutputMode | None, declared: Dataset
 ) -> None:
-    """Refuse an identity column where rows are changed after they were written."""
+    """Refuse an identity column if rows are changed after they were written."""
     if not has_identity(schema):
         return
     reason = ""

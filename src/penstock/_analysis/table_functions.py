@@ -1,7 +1,7 @@
 """Table functions of Databricks SQL: `read_files`, `cloud_files`, `read_kafka`, `event_log`, ...
 
 Open-source Spark has none of them. Each call becomes a read; the caller replaces it by a temporary
-view on the result.
+view of the result.
 """
 
 import re
@@ -28,7 +28,7 @@ _NAMES = {
     *_REFUSED,
 }
 _SECRET = re.compile(r"\b(?:try_)?secret\('([^'\\]+)', *'([^'\\]+)'\)", re.IGNORECASE)
-# Fields of `origin` in Databricks; those that only a platform has are NULL here.
+# Fields of `origin` in Databricks; those that only exist on the platform are NULL here.
 _ORIGIN = (
     *("cloud", "region", "org_id", "host", "pipeline_id", "pipeline_name", "pipeline_type"),
     *("cluster_id", "update_id", "request_id", "maintenance_id", "table_id", "table_name"),
@@ -43,7 +43,7 @@ EVENT_COLUMNS = (
     "class_name: STRING, message: STRING, condition: STRING>>>, "
     "details STRING, event_type STRING"
 )
-"""Of the event log in SQL, as on Databricks."""
+"""Columns of the event log in SQL, as on Databricks."""
 
 
 ReadFiles = Callable[[str, Mapping[str, str], str | None, bool], DataFrame]
@@ -80,7 +80,7 @@ def call_function(
     if call.name == "read_kafka":
         return _kafka(spark, _options(named), call.is_streaming)
     if call.name == "read_kinesis":
-        # A stream, also without STREAM.
+        # Always a stream, even without STREAM.
         return spark.readStream.format("kinesis").options(**_options(named)).load()
     name = _required(call, positional, named, "table")
     if call.name == "read_stream":
@@ -131,7 +131,7 @@ def _event_log(spark: SparkSession, folder: Path | None) -> DataFrame:
     if folder is None or not any(folder.glob("*")):
         return spark.createDataFrame([], EVENT_COLUMNS)
     reader = spark.read.schema(EVENT_COLUMNS).option("recursiveFileLookup", "true")
-    # Files that the query does not need, and removed updates, may be deleted while it runs.
+    # Files that the query does not need, and expired updates, may be deleted while it runs.
     reader = reader.option("ignoreMissingFiles", "true")
     while True:
         left_out = plan_query(folder)
@@ -155,7 +155,7 @@ def _arguments(spark: SparkSession, call: FunctionCall) -> tuple[list[Any], dict
 
 
 def _constant(spark: SparkSession, call: FunctionCall, expression: Any) -> Any:
-    # The reader of the option resolves the secret, so that it stays out of plans.
+    # The secret is resolved when the option is read, so that plans do not contain it.
     text = _SECRET.sub(r"'${secret:\1/\2}'", str(expression.sql()))
     if match := re.fullmatch(r"'([^'\\]*)'", text):
         return match.group(1)

@@ -22,7 +22,7 @@ from penstock.sources.delta.source import OWN_BEGINNING, STARTS, DeltaStream
 
 
 class SchemaSource:
-    """Empty relations with the right schema, for analysis: storage is not read.
+    """Empty relations with the schemas of the datasets, for analysis; storage is not read.
 
     Reads raise `DatasetNotReadyError` for a dataset whose schema is not known yet.
     """
@@ -58,8 +58,8 @@ class SchemaSource:
     def _schema(self, key: str, reader: DataFrameReader | DataStreamReader) -> StructType:
         if key not in self.schemas:
             raise DatasetNotReadyError(key)
-        # A watermark is metadata of a query. With it, an aggregation would be planned in append
-        # mode, which Spark refuses for the real table.
+        # The schema of a query includes its watermark. With it, an aggregation would be planned in
+        # append mode, which Spark refuses for the real table.
         schema = plain_schema(self.schemas[key])
         options = reader_state(reader).folded_options
         if options.get("readchangefeed", options.get("readchangedata", "")).lower() == "true":
@@ -70,11 +70,11 @@ class SchemaSource:
 
 @dataclass
 class StreamStarts:
-    """Version of each table from which a new flow reads appends; others begin with a snapshot.
+    """Versions of tables from which a new flow reads appends; others begin with a snapshot.
 
     A stream that begins with a snapshot of its table computes the state of that table at its first
     start, and again at every start without new rows; a stream that reads the log from its beginning
-    returns the same rows and computes nothing. `is_open`: the flow has not started yet.
+    returns the same rows and computes nothing. `is_open`: whether the flow has not started yet.
     """
 
     chosen: dict[str, int]
@@ -100,7 +100,7 @@ class DeltaSource:
 
     @contextlib.contextmanager
     def starting(self, starts: StreamStarts) -> Iterator[None]:
-        """Use these start versions inside of the context."""
+        """Use these start versions in this context."""
         token = self._starts.set(starts)
         try:
             yield
@@ -133,7 +133,7 @@ class DeltaSource:
         starts = self._starts.get()
         if starts is None or reader_state(reader).folded_options.keys() & {*STARTS, *OWN_BEGINNING}:
             return None
-        # The version of a deployed table must not be taken for one of the pipeline's own.
+        # The version of a deployed table must not be used for the pipeline's own table.
         known = self._deferred.get(key, key)
         if starts.is_open and known not in starts.chosen:
             start = self._append_only_start(self._paths[key])

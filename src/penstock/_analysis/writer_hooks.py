@@ -1,4 +1,4 @@
-"""Hooks of PySpark's writers: paths and tables that user code writes, queries that it starts."""
+"""Hooks of PySpark's writers: paths and tables that user code writes, and queries it starts."""
 
 from typing import Any
 
@@ -9,15 +9,12 @@ from penstock._analysis.hooks import Reads, own_read, redirects
 from penstock._model.sql_text import delta_table
 
 ROW_FORMATS = ("json", "csv", "parquet", "orc", "text", "xml")
-"""Formats that readers and writers have a method for."""
+"""Formats for which readers and writers have a method."""
 PATH_OPTION = "path"
 
 
 def wrap_writer() -> None:
-    """Map paths; a table by name is written to Delta files in the pipeline's storage.
-
-    A query function cannot start a query.
-    """
+    """Map paths, write tables by name to the pipeline's storage, and check starts of queries."""
 
     def write(
         reads: Reads, original: Any, /, self: Any, path: Any = None, *args: Any, **kwargs: Any
