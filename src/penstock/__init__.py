@@ -1,7 +1,7 @@
 """Declarative streaming pipelines on any open-source Spark.
 
-`import penstock as dp`; inside of a pipeline `import dlt` and `from pyspark import pipelines as dp`
-give the same functions. `run`, `dry_run`, `check` and `open_pipeline` are for programs and
+`import penstock as dp`; inside a pipeline, `import dlt` and `from pyspark import pipelines as dp`
+provide the same functions. `run`, `dry_run`, `check` and `open_pipeline` are for programs and
 notebooks. Errors are in `penstock.errors`.
 """
 
@@ -20,7 +20,7 @@ __all__ += _surface.__all__
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """Import `penstock.pipelines` when it is used: declarations need less."""
+    """Import `penstock.pipelines` on first use: declarations do not need it."""
     if name in ("check", "dry_run", "open_pipeline", "run"):
         from penstock import pipelines
 

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """Run a command; the exit code. An interrupt while Python imports it has no traceback."""
+    """Run a command and return its exit code; an interrupted import prints no traceback."""
     try:
         from penstock._cli.main import main as command_line
     except KeyboardInterrupt:

@@ -27,20 +27,20 @@ from penstock._project.needs import ProjectNeeds, needs
 from penstock.errors import DefinitionErrors, PenstockError
 
 _TABLE = "table "
-# What user code does with things that are not there.
+# Conditions of exceptions in user code, which a missing part may have caused.
 _RAISED = ("USER_CODE_RAISED", "QUERY_FUNCTION_RAISED")
 
-# Mistakes in the code itself, whatever the data.
+# Mistakes in the code itself, independent of the data.
 _NOT_ABOUT_ROWS = (NameError, SyntaxError, ImportError)
-# One column, or one on each side of a join, is learnt in a round.
+# Each round changes an assumed source, usually by adding missing columns.
 _MOST_ROUNDS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class MissingSource:
-    """A table or folder that is not here, such as `table a.b.c` or `json /Volumes/x`.
+    """A table or folder that is not available, such as `table a.b.c` or `json /Volumes/x`.
 
-    `columns` are those that the pipeline uses, with their types; `void` where any would do.
+    `columns` are those that the pipeline uses, with their types; `void` if any type fits.
     """
 
     name: str
@@ -53,18 +53,18 @@ class ProjectCheck:
     """Result of a check.
 
     Attributes:
-        settings: As read.
+        settings: The loaded settings.
         sources: The files that were executed.
-        datasets: Declared datasets, with what each is: `streaming table`, ...
-        flows: Names of all flows, those of datasets included.
-        planned: Flows that could be planned, maybe with assumed columns.
-        refused: What is certainly wrong.
-        unsure: Flow or source file to why it cannot be checked without the missing parts.
-        missing: Sources that are not here.
+        datasets: Declared datasets, with their kinds: `streaming table`, ...
+        flows: Names of all flows, including those of datasets.
+        planned: Flows that could be planned, possibly with assumed columns.
+        refused: Errors that do not depend on missing parts.
+        unsure: Flow or source file to the error that missing parts may have caused.
+        missing: Sources that are not available.
         assumed_settings: Settings without a value, with the assumed values.
         servers: Kafka brokers that the code names, and that are not on this machine.
-        needs: What the sources need, read from their text.
-        notes: What the user should know, one sentence each.
+        needs: Requirements of the sources, derived from their text.
+        notes: Notes for the user, one sentence each.
     """
 
     settings: PipelineSettings
@@ -89,12 +89,12 @@ def check_project(
     Called on the main thread; changes the working directory to the project's root.
 
     Args:
-        settings: Of the project.
-        assumed_before: What had to be assumed to read them.
+        settings: Settings of the project.
+        assumed_before: Values that were assumed to load the settings.
 
     Raises:
         SpecError: The source files cannot be found.
-        SetupError: No Java, no jars, no Spark.
+        SetupError: Java, jars or Spark are missing.
     """
     os.chdir(settings.root)  # origins are relative to it
     needed = needs(settings)
@@ -130,9 +130,9 @@ class OpenedProject:
     """A project whose sources were executed and whose flows were analysed.
 
     `guessing` are files that were executed with assumed rows in place of a missing source,
-    `assuming` those that read a secret or a setting that is not here. `servers` are Kafka brokers
-    that the code names and that are not on this machine. `read_while_loaded` are missing sources
-    that a file read while it was loaded: what depends on their rows may fail, in any file.
+    `assuming` those that read a missing secret or setting. `servers` are Kafka brokers that the
+    code names and that are not on this machine. `read_while_loaded` are missing sources that a file
+    read while it was loaded: code that depends on their rows may fail, in any file.
     """
 
     loaded: LoadedSources
@@ -146,7 +146,7 @@ class OpenedProject:
     read_while_loaded: frozenset[str] = frozenset()
 
     def problems(self) -> tuple[tuple[PenstockError, ...], Mapping[str, PenstockError]]:
-        """Certain errors; and uncertain ones by flow or location."""
+        """The certain errors, and the uncertain ones by flow or location."""
         unsure: dict[str, PenstockError] = dict(self.survey.unsure)
         flows = {id(error): name for name, error in self.survey.failed.items()}
         refused: list[PenstockError] = []
@@ -157,11 +157,11 @@ class OpenedProject:
                 refused.append(error)
         for name, error in self.survey.failed.items():
             if any(error is known for known in unsure.values()):
-                unsure[name] = error  # a flow that reads what another one could not make
+                unsure[name] = error  # it reads the output of a failed flow
         return tuple(refused), unsure
 
     def missing(self) -> Iterator[MissingSource]:
-        """Sources that are not here, without the pipeline's own datasets."""
+        """Sources that are not available, without the pipeline's own datasets."""
         for source in self.survey.missing:
             name = source.name.removeprefix(_TABLE)
             if name != source.name and (self._declared(name) or self._is_guessed_name(name)):
@@ -192,7 +192,7 @@ class OpenedProject:
         return last in own and not assumed.isdisjoint(qualifiers)
 
     def _may_be_right(self, error: PenstockError) -> bool:
-        """Whether what is missing may be the reason for an error."""
+        """Whether a missing part may have caused an error."""
         if getattr(error, "is_elsewhere", False):
             return True
         if error.condition not in _RAISED:
@@ -216,7 +216,7 @@ def opened_project(
     """Execute the sources of a project and analyse its flows, with assumptions.
 
     Called on the main thread; changes the working directory to the project's root. `absent` are
-    modules that are not here, with the files that import them. Raises as `check_project`.
+    missing modules, with the files that import them. Raises the errors of `check_project`.
     """
     with (
         stand_ins(absent),
@@ -230,7 +230,7 @@ def opened_project(
                 loaded = execute(settings, spark, context, load_sources, reads)
             index = build_index(loaded.definition, settings)
             seen = survey(spark, index, context, evaluator)
-            # What files read while they are loaded, no flow reads: learnt from here.
+            # Flows do not cover the sources that files read while they are loaded.
             if not _learns(assumptions, reads.guessing, (*loaded.errors, *seen.errors)):
                 break
         notes = index.notes
@@ -262,12 +262,12 @@ def opened_project(
 def _learns(
     assumptions: Assumptions, guessing: Mapping[str, Sequence[str]], errors: Iterable[PenstockError]
 ) -> bool:
-    """Whether a source that a file read was given what one of the errors misses."""
+    """Whether a source that a file read was changed because of one of the errors."""
     if not guessing:
         return False
     everything = [name for names in guessing.values() for name in names]
     changed = False
-    # Two files may fail in the same line of a third: a second lesson would take back the first.
+    # Two files may fail at the same line of a third: learning twice would undo the first change.
     different = {(error.condition, str(error.origin)): error for error in errors}
     for error in different.values():
         if error.__cause__ is None or error.origin is None:

@@ -1,6 +1,6 @@
-"""The one way to open a pipeline: its session, what it declares, its graph and its tables.
+"""Opens a pipeline: its session, declarations, graph and tables.
 
-Java takes a second to start. What is needed after that is imported meanwhile, in functions.
+Java takes a second to start; modules that are needed later are imported concurrently, in functions.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ Loaded = TypeVar("Loaded")
 class Selection:
     """Which part of a pipeline is analysed, and how.
 
-    `names` are datasets and sinks that must be valid; empty = all. With `keeps_refused`, flows that
-    cannot run as streams are in the graph, with the reason, instead of being errors.
+    `names` are datasets and sinks that must be valid; all if empty. With `keeps_refused`, flows
+    that cannot run as streams are in the graph, with the reason, instead of being errors.
     """
 
     names: Sequence[str] = ()
@@ -73,8 +73,9 @@ class Selection:
 class OpenPipeline:
     """A pipeline whose source files were executed and whose flows were analysed.
 
-    `evaluator` calls query functions over `source`, the rows of its tables. `leases` are held until
-    the command ends; `None` if nothing may be written. `update_id` is of the events of a command.
+    `evaluator` calls query functions, which read the pipeline's tables from `source`. `leases` are
+    held until the command ends; `None` if nothing may be written. `update_id` is recorded in the
+    events of a command.
     """
 
     settings: PipelineSettings
@@ -89,7 +90,7 @@ class OpenPipeline:
     update_id: str = ""
 
     def flow(self, name: str) -> "FlowNode":
-        """A flow by its name, in any case."""
+        """A flow by its name, case-insensitive."""
         known = find_name(name, self.graph.flows)
         if known is not None:
             return self.graph.flows[known]
@@ -105,7 +106,7 @@ class OpenPipeline:
     def query(
         self, node: "FlowNode", position: "Position | None" = None
     ) -> "tuple[DataFrame, list[OpenedSource]]":
-        """A flow over its real sources, by default from where their options say, and these."""
+        """The query of a flow, and its sources; `position` overrides their start positions."""
         df, evaluation = self.evaluator.evaluate(node.flow, position or {})
         return df, evaluation.sources
 
@@ -145,26 +146,26 @@ def open_pipeline(
 ) -> Iterator[OpenPipeline]:
     """Execute the source files of a pipeline and analyse its flows.
 
-    Called on the main thread. Changes the working directory to the project's root, where relative
-    paths of the pipeline start. When the block ends, Spark's JVM has ended, unless the session
-    is one of the calling process.
+    Called on the main thread. Changes the working directory to the project's root, which relative
+    paths of the pipeline refer to. When the block ends, Spark's JVM has ended, unless the session
+    belongs to the calling process.
 
     Args:
         settings: The pipeline.
-        leases: Of a command that writes; `None` = no queries are run, and the storage is not
-            touched.
-        update_id: Names the log of the session.
-        selection: What is analysed.
-        evaluator: Makes what calls the query functions in the analysis; `None` = `Evaluator`.
+        leases: Leases of a command that writes; `None` means that no queries are run, and the
+            storage is not changed.
+        update_id: Id in the name of the session's log.
+        selection: The part of the pipeline to analyse.
+        evaluator: Creates the evaluator of the analysis; `None` means `Evaluator`.
         on_hooks: Called with the event hooks, before the analysis.
-        edit: Replaces what the source files declared; for tests.
+        edit: Changes the declarations of the source files; for tests.
         restores: Open it also while the restore of a savepoint is unfinished.
 
     Raises:
-        DefinitionErrors: Everything that is wrong with the pipeline.
+        DefinitionErrors: All definition errors of the pipeline.
         PlanError: The restore of a savepoint is unfinished.
         SpecError: A selected name does not exist.
-        SetupError: No Java, no jars, no Spark.
+        SetupError: Java, jars or Spark are missing.
     """
     os.chdir(settings.root)  # origins are relative to it
     check_syntax(settings)  # Spark takes seconds to start
@@ -241,7 +242,7 @@ def open_for_command(
 ) -> Iterator[OpenPipeline]:
     """Open a pipeline for a command that changes it while it does not run.
 
-    `command` is shown to commands that are refused meanwhile; with `records`, it emits events.
+    `command` is shown to commands that are refused while it runs; with `records`, it emits events.
     """
     update_id = str(uuid.uuid4())
     holder = {"pipeline": settings.name, "command": f"penstock {command}", **NOT_STOPPABLE}
@@ -270,7 +271,7 @@ def project_session(
     update_id: str | None = None,
 ) -> "Iterator[SparkSession]":
     """A session in which the source files of a pipeline can be executed; see `open_pipeline`."""
-    sources = find_sources(settings)  # a project without any is an error that needs no Spark
+    sources = find_sources(settings)  # fails without source files, before Spark starts
     imports = threading.Thread(target=_import_ahead, name="imports")
     with contextlib.ExitStack() as stack:
         if leases is None:
@@ -300,7 +301,7 @@ def project_session(
 
 
 def _import_ahead() -> None:
-    """Import what is needed after Java has started; if that fails, the later import reports it."""
+    """Import modules that are needed after Java has started; later imports report failures."""
     with contextlib.suppress(Exception):
         import_for_calls()
 
@@ -320,8 +321,8 @@ def execute(
 ) -> Loaded:
     """Execute the source files of a pipeline.
 
-    `load` is `load_definitions`, or `load_sources` to continue after errors. `reads` carries out
-    what the files read meanwhile.
+    `load` is `load_definitions`, or `load_sources` to continue after errors. `reads` executes the
+    reads of the files.
     """
     from penstock._analysis.external_reads import ExternalReads
     from penstock._analysis.reader_hooks import redirected
@@ -335,12 +336,12 @@ def execute(
 def source_digest(settings: PipelineSettings) -> str:
     """Digest of the code of Python functions, which plans do not contain.
 
-    It is of the source files and of all files of the project that they have imported or run.
+    It covers the source files and all files of the project that they have imported or run.
     """
     digest = hashlib.sha256()
     with project_imports(settings) as imports:
         imported = set(imports.executor.executed).difference(imports.sources)
-        # In an order that does not depend on where the project lies.
+        # In an order that does not depend on the path of the project.
         for text in (
             *(file.read_bytes() for file in sorted(set(imports.sources))),
             *sorted(file.read_bytes() for file in imported),
@@ -350,7 +351,7 @@ def source_digest(settings: PipelineSettings) -> str:
 
 
 def state_store(settings: PipelineSettings, spark: "SparkSession") -> "StateStore":
-    """The epochs of a pipeline's flows."""
+    """The store of the state files of a pipeline's flows."""
     from penstock._execution.flow_state import StateStore
 
     return StateStore(StorageFiles(spark), layout_of(settings).state_dir, settings.name)
@@ -363,9 +364,9 @@ def read_context(
     state: "StateStore | None" = None,
     assumptions: "Assumptions | None" = None,
 ) -> "ReadContext":
-    """What reads of the pipeline's code need to know.
+    """The context of reads in the pipeline's code.
 
-    `assumptions` replace what is missing; `None` = that is an error.
+    `assumptions` replace missing parts; `None` makes a missing part an error.
     """
     from penstock._analysis.context import ReadContext
     from penstock._analysis.external_tables import ExternalTables

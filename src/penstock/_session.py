@@ -44,16 +44,16 @@ def open_session(
     analysis_only: bool = False,
     while_starting: Callable[[], object] = lambda: None,
 ) -> "Iterator[SparkSession]":
-    """The session that a pipeline runs in, and its working directory.
+    """Open the session of a pipeline, and change to its working directory.
 
     Args:
         settings: The pipeline.
-        log_file: Takes what Spark's JVM prints.
+        log_file: File for the output of Spark's JVM.
         warehouse: Spark's warehouse folder instead of the default.
-        leases: Of a command that writes: inherited by the JVM, and taken in a storage on another
-            machine as well.
+        leases: Leases of a command that writes: inherited by the JVM; a remote storage is leased
+            as well.
         analysis_only: No queries will run.
-        while_starting: Called when Java's process has been started and does not answer yet.
+        while_starting: Called after Java's process has been started, before it responds.
     """
     remember_settings(settings)
     os.chdir(settings.root)
@@ -111,7 +111,7 @@ def open_session(
             raise
         raise jvm_died(exit_code, log=jvm_log(spark)) from None
     finally:
-        # Writing a class archive at the end of a training run takes longer than any stop.
+        # Writing a class archive at the end of a training run takes longer than a normal stop.
         stop_session(spark, timeout_seconds=300.0 if is_training() else 30.0)
 
 
@@ -142,7 +142,7 @@ def _remote_lease(
 
 
 def _store_jar_sets(settings: PipelineSettings) -> Iterator[str]:
-    """The sets of stores with the storage, a mapped path or table, or that are configured."""
+    """Jar sets of the stores that the storage, a path, a table or a setting refers to."""
     tables = (table.path for table in settings.tables.values())
     deferred = () if settings.defer is None else (settings.defer.storage,)
     places = (settings.storage, *deferred, *settings.paths.values(), *tables)
@@ -153,12 +153,12 @@ def _store_jar_sets(settings: PipelineSettings) -> Iterator[str]:
 
 
 def _configuration(settings: PipelineSettings) -> dict[str, str]:
-    """What `spark.conf.get` finds: parameters and configuration, secrets filled in."""
+    """Values for `spark.conf.get`: parameters and configuration, with resolved secrets."""
     return _resolved(settings, {**settings.parameters, **settings.configuration})
 
 
 def _hive(settings: PipelineSettings) -> dict[str, str]:
-    """Settings of the session for the metastore, secrets filled in."""
+    """Settings of the session for the metastore, with resolved secrets."""
     if settings.metastore is None:
         return {}
     return hive_configuration(_resolved(settings, settings.metastore.options), settings.storage)
@@ -169,5 +169,5 @@ def _resolved(settings: PipelineSettings, options: Mapping[str, str]) -> dict[st
 
 
 def spark_log(settings: PipelineSettings, update_id: str) -> Path:
-    """Where the output of Spark's JVM goes: below the storage root when that is local."""
+    """The log file of Spark's JVM: below the storage root if that is local."""
     return event_directory(settings).parent / "logs" / f"spark-{update_id}.log"

@@ -1,4 +1,4 @@
-"""One update of a pipeline: planned, or run with everything that observes it."""
+"""Plans an update of a pipeline, or runs it with all its observers."""
 
 import contextlib
 import uuid
@@ -54,9 +54,9 @@ class UpdateOptions(PlanOptions):
 
     Attributes:
         replace_where: Flow to the condition of the rows that it replaces in this update.
-        stop_timeout_seconds: From the request to stop to the interrupt.
-        arguments: Of the program of a job.
-        retry: Number of this retry of an update whose JVM died; 0 = a first run.
+        stop_timeout_seconds: Time from the request to stop to the interrupt.
+        arguments: Arguments of the program of a job.
+        retry: Number of this retry of an update whose JVM died; 0 for the first run.
     """
 
     replace_where: Mapping[str, str] = field(default_factory=dict)
@@ -65,13 +65,13 @@ class UpdateOptions(PlanOptions):
     retry: int = 0
 
     def without_resets(self) -> "UpdateOptions":
-        """The same selection, and no full refresh."""
+        """The same selection without full refreshes."""
         refresh = (*self.refresh, *self.full_refresh)
         return replace(self, refresh=refresh, full_refresh=(), full_refresh_all=False)
 
     @property
     def selection(self) -> Selection:
-        """What is analysed for it."""
+        """The part of the pipeline to analyse for the update."""
         names = (*self.refresh, *self.full_refresh)
         return Selection(names=names, replace_where=self.replace_where)
 
@@ -79,10 +79,10 @@ class UpdateOptions(PlanOptions):
 def plan_update(
     settings: PipelineSettings, options: UpdateOptions, *, plan_texts: dict[str, str] | None = None
 ) -> "tuple[DataflowGraph, Plan]":
-    """Analyse a pipeline and plan an update, without touching its storage.
+    """Analyse a pipeline and plan an update, without changing its storage.
 
-    `plan_texts` takes the analysed plan of each flow as text. Raises as `open_pipeline`, and
-    `PlanError` if the options cannot be applied.
+    `plan_texts` is filled with the analysed plan of each flow as text. Raises the errors of
+    `open_pipeline`, and `PlanError` if the options cannot be applied.
     """
     evaluator = None
     if plan_texts is not None:
@@ -101,11 +101,11 @@ def run_update(
     on_running: Callable[[Update], None] | None = None,
     edit: "Callable[[PipelineDefinition, ExternalTables], PipelineDefinition] | None" = None,
 ) -> UpdateResult:
-    """Run one update; return when it has ended and Spark's JVM is gone.
+    """Run one update; return when it and Spark's JVM have ended.
 
     Called on the main thread. `bus` gets every event; the event log in the storage root is
-    subscribed here. `on_running` is called once, before the first step, with what can stop the
-    update. A `PenstockError` means that it could not start: failures of flows are in the result.
+    subscribed here. `on_running` is called once, before the first step, with an object that can
+    stop the update. Raises `PenstockError` if it cannot start: failures of flows are in the result.
     """
     if options.arguments:
         raise PlanError(
@@ -130,15 +130,15 @@ def run_update(
         stack.enter_context(
             EventTables(pipeline.spark, settings, observed.origin, bus.emit, observed.retention)
         )
-        # A storage on another machine is leased with the session: an update that waits for
-        # that lease, or is refused, must not delete events of the one that holds it.
+        # A remote storage is leased with the session: an update that waits for the lease, or is
+        # refused, must not delete events of the update that holds it.
         observed.retention.start()
         return _run(pipeline, options, bus, observed, on_running)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedStart:
-    """An update that is starting: the leases that it has, and what observes it."""
+    """A starting update: its leases and its observers."""
 
     origin: EventOrigin
     leases: PipelineLeases
@@ -150,7 +150,7 @@ class ObservedStart:
 def observed_update(
     settings: PipelineSettings, options: UpdateOptions, bus: EventBus
 ) -> Iterator[ObservedStart]:
-    """Lease the storage, subscribe everything that observes an update, and report its start.
+    """Lease the storage, subscribe all observers of an update, and report its start.
 
     An exception of the block is reported as the end of the update.
     """
@@ -158,7 +158,7 @@ def observed_update(
     update_id = str(uuid.uuid4())
     origin = EventOrigin(pipeline_name=settings.name, update_id=update_id)
     holder = {"pipeline": settings.name, "update": update_id}
-    # The lease ends last, when Spark's JVM is gone.
+    # The lease is released last, after Spark's JVM has ended.
     with (
         PipelineLeases(settings.home, holder) as leases,
         bus.scope(),
@@ -188,7 +188,7 @@ def observed_update(
 def _observe(
     settings: PipelineSettings, bus: EventBus, origin: EventOrigin, stack: contextlib.ExitStack
 ) -> tuple[EventHooks, Exports, Retention]:
-    """Subscribe all that observes an update; the stack ends it, what was made last first."""
+    """Subscribe all observers of an update; `stack` closes them in reverse order."""
     state = ObservedUpdate()
     bus.subscribe(state)
     status = StatusFile(status_path(settings), state)

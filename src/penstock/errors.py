@@ -10,7 +10,7 @@
     |- UserCodeError        the user's code raised; `__cause__` is its exception
     |- ConnectorError       options of a source or sink are wrong
     |  `- MissingExtraError a Python package of an extra is not installed
-    |- FlowError            a started flow failed; `retryable` tells whether a retry can help
+    |- FlowError            a started flow failed; `retryable` if a retry may succeed
     |  |- ExpectationFailedError
     |  `- CheckpointError
     |- UpdateFailedError    the update ended with failed flows
@@ -142,7 +142,7 @@ class FlowError(PenstockError):
 
 
 class ExpectationFailedError(FlowError):
-    """A row failed an `expect_or_fail` rule. Nothing of its batch was written. Never retried."""
+    """A row violated an `expect_or_fail` rule. Nothing of its batch was written. Never retried."""
 
 
 class CheckpointError(FlowError):
@@ -171,6 +171,6 @@ class SetupError(PenstockError):
 
 
 class InternalError(PenstockError):
-    """A bug in Penstock. The message asks to report it."""
+    """A bug in Penstock. The message requests a report."""
 
     exit_code = 70

@@ -55,7 +55,7 @@ def status(
 
 
 def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str, Any] | None:
-    """As `status`, for loaded settings."""
+    """Same as `status`, for loaded settings."""
     read_events_of(settings)
     body = read_status(settings, update=update)
     if body is None:
@@ -63,7 +63,7 @@ def status_of(settings: PipelineSettings, *, update: str = "latest") -> dict[str
     holder = holder_of(settings) or {}
     is_refused = (body["error"] or {}).get("condition") == "LEASE_HELD"
     if update == LATEST and is_refused and (running := holder.get("update")):
-        # Another machine started the refused one.
+        # The refused update was started on another machine.
         body = read_status(settings, update=running) or body
     is_holder = holder.get("update") == body["update_id"]
     body["is_alive"] = is_holder and not body["has_ended"]

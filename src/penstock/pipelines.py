@@ -101,20 +101,20 @@ def run(
     flight; a second one interrupts them.
 
     Args:
-        project: Project folder, source file, settings file, or settings that were read already.
-        refresh: Tables to update; empty = all.
+        project: Project folder, source file, settings file, or loaded settings.
+        refresh: Tables to update; all if empty.
         full_refresh: Tables to empty and rebuild.
         full_refresh_all: Empty and rebuild everything that allows it.
         replace_where: Flow to the condition of the rows that it replaces in this update.
-        continuous: Run until stopped; `None` = as the settings say.
+        continuous: Run until stopped; by default, as set in the settings.
         stop_timeout_seconds: How long a graceful stop may take before it is forced.
-        arguments: Of the program of a job.
+        arguments: Arguments of the program of a job.
         quiet: Print errors and the final line only.
         settings: `spec`, `storage`, `configuration`, `pipeline`, `target`, `defer_to`, `paths`,
-            `parameters`, `master`, `catalog`, `schema`: win over the settings file.
+            `parameters`, `master`, `catalog`, `schema`: override the settings file.
 
     Returns:
-        How it ended. Failures of flows are in `failures`, they are not raised.
+        The result of the update. Failures of flows are in `failures`; they are not raised.
 
     Raises:
         PenstockError: The update could not start.
@@ -145,21 +145,21 @@ def dry_run(
     continuous: bool | None = None,
     **settings: Any,
 ) -> PipelinePlan:
-    """Analyse a pipeline and plan an update, without touching its storage.
+    """Analyse a pipeline and plan an update, without changing its storage.
 
     Args:
-        project: As of `run`, as all others.
-        refresh: Tables to update; empty = all.
+        project: See `run`.
+        refresh: Tables to update; all if empty.
         full_refresh: Tables to empty and rebuild.
         full_refresh_all: Empty and rebuild everything that allows it.
         replace_where: Flow to the condition of the rows that it replaces.
-        continuous: Run until stopped; `None` = as the settings say.
-        settings: As of `run`.
+        continuous: Run until stopped; by default, as set in the settings.
+        settings: See `run`.
 
     Raises:
-        DefinitionErrors: Everything that is wrong with the pipeline.
+        DefinitionErrors: All definition errors of the pipeline.
         PlanError: The selection or the refresh is not possible.
-        PenstockError: Anything else that keeps an update from starting.
+        PenstockError: Any other error that prevents an update from starting.
     """
     from penstock._update import UpdateOptions, plan_update
 
@@ -176,25 +176,25 @@ def dry_run(
 
 
 def check(project: Project = ".", **settings: Any) -> "ProjectCheck":
-    """Report what of a project would run here, what is refused and why, and what it needs.
+    """Report which parts of a project would run here, errors with their reasons, and requirements.
 
     Nothing runs. Data, secrets, settings and packages may be missing: their columns and values are
-    assumed as the code uses them.
+    assumed according to their use in the code.
 
     Args:
-        project: As of `run`.
-        settings: As of `run`.
+        project: See `run`.
+        settings: See `run`.
 
     Raises:
         SpecError: The source files or settings cannot be read.
-        SetupError: No Java, no jars, no Spark.
+        SetupError: Java, jars or Spark are missing.
     """
     with contextlib.chdir(Path.cwd()):
         return check_with(lambda: _settings(project, **settings))
 
 
 def check_with(load: Callable[[], PipelineSettings]) -> "ProjectCheck":
-    """As `check`; what the settings need while they are loaded is assumed as well."""
+    """Same as `check`; values that are missing while `load` runs are assumed as well."""
     from penstock._check import check_project
 
     assumed: dict[str, str] = {}
@@ -205,7 +205,7 @@ def check_with(load: Callable[[], PipelineSettings]) -> "ProjectCheck":
 
 @contextlib.contextmanager
 def open_pipeline(project: Project = ".", **settings: Any) -> "Iterator[OpenPipeline]":
-    """Open a pipeline to look at it: its session, its graph, and the queries of its flows.
+    """Open a pipeline to inspect its session, its graph, and the queries of its flows.
 
         with penstock.open_pipeline("shop") as pipeline:
             df, _ = pipeline.query(pipeline.flow("silver"))
@@ -214,12 +214,12 @@ def open_pipeline(project: Project = ".", **settings: Any) -> "Iterator[OpenPipe
     Nothing is written. The working directory is the project's root until the block ends.
 
     Args:
-        project: As of `run`.
-        settings: As of `run`.
+        project: See `run`.
+        settings: See `run`.
 
     Raises:
-        DefinitionErrors: Everything that is wrong with the pipeline.
-        PenstockError: Anything else that keeps an update from starting.
+        DefinitionErrors: All definition errors of the pipeline.
+        PenstockError: Any other error that prevents an update from starting.
     """
     from penstock import _launch
 
@@ -251,7 +251,7 @@ def _job_files(settings: PipelineSettings) -> tuple[Path, ...]:
 
 
 class WatchedUpdate(NamedTuple):
-    """An update that has ended, and whether a signal asked it to stop."""
+    """The result of an update, and whether a signal requested its stop."""
 
     result: UpdateResult
     was_interrupted: bool
@@ -266,17 +266,17 @@ def watch_update(
     on_running: Callable[[Stoppable], Stoppable] | None = None,
     on_end: Callable[[ObservedUpdate], None] | None = None,
 ) -> WatchedUpdate:
-    """Run an update, show it, and let signals stop it.
+    """Run an update, show its progress, and let signals stop it.
 
-    A continuous update whose JVM died is followed by another, as the restart policy says; so is a
-    job with a failed query, as only its program can start a query again.
+    If the JVM of a continuous update dies, the restart policy decides whether another one is
+    started. The same applies to a job with a failed query: only its program can restart the query.
 
     Args:
-        settings: Of the pipeline.
-        update_options: Of this update.
-        log_format: Form of the progress.
+        settings: Settings of the pipeline.
+        update_options: Options of this update.
+        log_format: Format of the progress.
         quiet: Print errors and the final line only.
-        on_running: Called with the update once it can be stopped; signals go to what it returns.
+        on_running: Called with the update once it can be stopped; signals stop what it returns.
         on_end: Called with the state of the last update, also if it could not start.
     """
     from penstock._update import run_update

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from penstock.testing.pipeline import PipelineTest
 
-# Queries of tests see a few rows: to generate code for them, and to optimize it, takes longer than
-# they do.
+# Queries of tests process a few rows: generating and optimizing code takes longer than their
+# execution.
 _CONFIGURATION = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
@@ -25,7 +25,7 @@ _CONFIGURATION = {
 
 @pytest.fixture(scope="session")
 def penstock_spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
-    """One Spark session for all tests of the run, with the jars that a pipeline gets."""
+    """One Spark session for all tests of the run, with the jars of a pipeline."""
     from penstock._model.pipeline import PipelineSettings
     from penstock._session import open_session
 

@@ -1,7 +1,7 @@
-"""Clocks that are wrong, and windows as plain columns: functions to columns and DataFrames.
+"""Functions for event times of wrong clocks, and for windows as plain columns.
 
-Nothing runs here. `penstock.parsing.event_time` makes event times out of what producers send; these
-functions keep a watermark in order. Import them in source files:
+They run no Spark job. `penstock.parsing.event_time` parses event times of producers; these
+functions protect the watermark from times in the future. Import them in source files:
 `from penstock.timing import not_in_future, window_columns`.
 """
 
@@ -20,16 +20,16 @@ __all__ = ["cap_future", "not_in_future", "window_columns"]
 
 
 def cap_future(column: str | Column, max_future: str = "0 seconds") -> Column:
-    """A time that is at most `max_future` ahead of now: a later one becomes now.
+    """Replace timestamps that are more than `max_future` ahead of the current time by that time.
 
-    The watermark follows the largest time that was seen. One device whose clock is a year ahead
-    would move it a year ahead, and all rows of the others would be late from then on. "Now" is the
-    time of the micro-batch, which Spark keeps in the checkpoint, so a batch that runs again decides
-    the same. A rule with `not_in_future` sends such rows to quarantine instead.
+    The watermark follows the maximum event time. One device whose clock is a year ahead would move
+    it a year ahead, and all rows of other devices would be late from then on. The current time is
+    the timestamp of the micro-batch, which Spark stores in the checkpoint, so a repeated batch has
+    the same result. A rule with `not_in_future` sends such rows to quarantine instead.
 
     Args:
         column: A timestamp.
-        max_future: How far ahead a time may be, such as `"5 minutes"`.
+        max_future: How far ahead a timestamp may be, such as `"5 minutes"`.
 
     Raises:
         DefinitionError: `INVALID_PARAMETER`.
@@ -40,9 +40,10 @@ def cap_future(column: str | Column, max_future: str = "0 seconds") -> Column:
 
 
 def not_in_future(column: str, max_future: str = "0 seconds") -> str:
-    """The condition of a rule: the time is there, and at most `max_future` ahead of now.
+    """The condition of a rule: the timestamp is at most `max_future` ahead of the current time.
 
-    It is SQL, as rules show it, and needs no session to be made.
+    A missing or invalid timestamp violates the rule. The condition is a SQL string, and does not
+    need a session.
 
     Args:
         column: Name of a timestamp, a date, or text that Spark can read as a timestamp.
@@ -58,7 +59,7 @@ def not_in_future(column: str, max_future: str = "0 seconds") -> str:
 
 
 def window_columns(df: DataFrame) -> DataFrame:
-    """Give each window of a DataFrame as two plain columns, in its place.
+    """Replace each window of a DataFrame with two plain columns.
 
     `window` becomes `window_start` and `window_end`, `session_window` becomes
     `session_window_start` and `session_window_end`. A table can be partitioned and clustered by
