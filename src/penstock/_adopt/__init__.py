@@ -1,1 +1,1 @@
-"""Rewrites a job, which starts its queries itself, as a pipeline: from the text alone."""
+"""Rewrites a job, which starts its queries itself, as a pipeline, without executing it."""

@@ -1,4 +1,4 @@
-"""What functions of `foreachBatch` do: a split by a check, or a merge by keys."""
+"""Recognizes functions of `foreachBatch`: a split by a condition, or a merge by keys."""
 
 import ast
 import re
@@ -87,7 +87,7 @@ def merge_keys(function: ast.FunctionDef) -> list[str]:
 
 
 def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements, also those below a check whether there are rows."""
+    """Statements, including those in an `if` that checks whether there are rows."""
     result: list[ast.stmt] = []
     for node in body:
         if isinstance(node, ast.If) and not node.orelse and _asks_for_rows(node.test):
@@ -112,7 +112,7 @@ def _is_opposite(condition: ast.expr, known: ast.expr) -> bool:
 
 
 def _appended(call: ast.Call) -> tuple[ast.expr, bool] | None:
-    """The place to which a writer appends rows, and whether it is a path."""
+    """The path or table that a writer appends rows to, and whether it is a path."""
     names = chain(call)
     steps, node = [call], call.func
     while isinstance(node, ast.Attribute):

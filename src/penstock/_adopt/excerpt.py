@@ -1,4 +1,4 @@
-"""Takes over what an expression of a job depends on: assignments, functions, imports."""
+"""Extracts the dependencies of an expression of a job: assignments, functions, imports."""
 
 import ast
 import builtins
@@ -17,7 +17,7 @@ _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class NotRecognizedError(Exception):
-    """A part of a job has no equivalent that is known from its text."""
+    """A part of a job whose equivalent cannot be derived from its text."""
 
 
 class Program:
@@ -48,16 +48,16 @@ class Program:
         self._offsets = [0, *accumulate(map(len, self._lines))]
 
     def block(self, function: ast.FunctionDef | None) -> list[ast.stmt]:
-        """Statements that run one after the other."""
+        """Statements of a function or of the module, including those in `try` and `__main__`."""
         return list(_flat((function or self.tree).body))
 
     def replace_call(self, call: ast.Call, text: str) -> None:
-        """Replace a method and its arguments by other text."""
+        """Replace a method and its arguments with other text."""
         assert isinstance(call.func, ast.Attribute)
         self.edits[self._end(call.func.value), self._end(call)] = text
 
     def source(self, node: ast.expr | ast.stmt, indent: int | None = None) -> str:
-        """The text of a node with its edits; moved to an indent, but for lines inside strings."""
+        """The text of a node with its edits, indented except for lines inside strings."""
         line, end = _first_line(node), self._end(node)
         start = self._offsets[line - 1] + node.col_offset
         edits = [(*part, text) for part, text in self.edits.items() if start <= part[0] < end]
@@ -160,7 +160,7 @@ class Program:
 
 
 class Body:
-    """What the query of a dataset depends on; `statements` of the job are copied."""
+    """The dependencies of the query of a dataset; `statements` of the job are copied."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -233,7 +233,7 @@ class Body:
 
 
 def free_names(node: ast.AST) -> set[str]:
-    """Names that are read and not bound inside, as far as they matter to the outside."""
+    """Names that a node reads from the scope around it."""
     names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
     inner = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -245,7 +245,7 @@ def free_names(node: ast.AST) -> set[str]:
 
 
 def _binds(node: ast.stmt, name: str) -> bool:
-    """Whether a statement gives a name its value, or changes this value."""
+    """Whether a statement binds a name, or modifies its value."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return node.name == name
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -260,7 +260,7 @@ def _binds(node: ast.stmt, name: str) -> bool:
     return name in parts or name in _stored(node)
 
 
-# Methods that do not change what they are called on.
+# Methods that do not modify their object.
 _KEEPS = {
     "createOrReplaceTempView",
     "writeStream",

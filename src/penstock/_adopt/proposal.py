@@ -1,4 +1,4 @@
-"""The declared equivalent of a job, as a proposal, and a report of what has none."""
+"""Proposes the declared equivalent of a job, and reports statements without one."""
 
 import ast
 import json
@@ -33,9 +33,9 @@ from penstock.sinks.spark import ConsoleSink, NoopSink
 
 _IMPORTS = ast.Import | ast.ImportFrom
 _BLOCKS = ast.FunctionDef | ast.ClassDef
-# What a sink or table has in another way.
+# Options that are declared in another form.
 _NO_OPTIONS = ("checkpointlocation", "path", "queryname")
-# Of `start` and `toTable`, whose other keywords are options.
+# Arguments of `start` and `toTable`; other keywords are options.
 _ARGUMENTS = (*_NO_OPTIONS, "format", "outputmode", "partitionby", "tablename")
 
 
@@ -43,8 +43,8 @@ def propose(text: str, job: str) -> Proposal:
     """Rewrite a job; raises `SyntaxError` if it is not Python.
 
     Args:
-        text: The job.
-        job: Its name, for the first line.
+        text: The source code of the job.
+        job: Name of the job, for the first line.
     """
     failed: set[int] = set()
     while True:
@@ -52,7 +52,7 @@ def propose(text: str, job: str) -> Proposal:
         now = {problem.line for problem in proposal.not_recognized if problem.is_query}
         if now <= failed:
             return proposal
-        failed |= now  # nothing reads the datasets of these
+        failed |= now  # they have no datasets that others could read
 
 
 class _Writer:
@@ -176,7 +176,7 @@ class _Writer:
         table: dict[str, str],
         rule: str = "",
     ) -> str:
-        """A dataset; `table` are arguments that are known already."""
+        """A dataset; `table` has arguments that are already known."""
         if not target.is_path and (target.key is None or "{" in target.key):
             raise NotRecognizedError("its table is known only when the program runs")
         function = self._identifier(target.name.rpartition(".")[2])

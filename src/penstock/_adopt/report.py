@@ -46,7 +46,7 @@ class Proposal:
 
 
 def left_out(program: Program, kept: set[ast.stmt]) -> Iterator[NotRecognized]:
-    """Statements that are neither kept nor needed, but for constants and imports."""
+    """Statements that are not kept, except imports and constants; and kept program arguments."""
     functions = {
         function
         for same_name in program.code.functions.values()
@@ -77,6 +77,6 @@ def left_out(program: Program, kept: set[ast.stmt]) -> Iterator[NotRecognized]:
 
 
 def short_text(text: str) -> str:
-    """The beginning of a text."""
+    """The beginning of the first line."""
     line, _, rest = text.strip().partition("\n")
     return line[:60] + (" ..." if rest or len(line) > 60 else "")

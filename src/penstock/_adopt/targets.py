@@ -1,4 +1,4 @@
-"""What the queries of a job write, and which of them read what others write."""
+"""The targets of the queries of a job, and queries that read the targets of others."""
 
 import ast
 import re
@@ -18,9 +18,9 @@ _READ_STEPS = ("format", "load", "table", "option", "options", "schema", "readSt
 
 @dataclass
 class Target:
-    """Where a query writes to: `place` is the path or table, `key` what readers of it have.
+    """The target of a query: `place` is the expression of its path or table, `key` the value.
 
-    `reads` is a dataset that the query reads and that is in another place than the job's table.
+    `reads` is a dataset that the query reads and whose location differs from the job's table.
     """
 
     query: Query
@@ -33,7 +33,7 @@ class Target:
 
 
 def target_of(program: Program, query: Query) -> Target:
-    """What a query writes to, as far as the text shows."""
+    """The target of a query, as far as the text shows it."""
     start = query.start
     assert start.call is not None
     place = query.option("path")
@@ -73,7 +73,7 @@ def is_straight(statement: ast.stmt, query: Query) -> bool:
 
 
 def read_datasets(program: Program, target: Target, others: list[Target]) -> None:
-    """Let a reader of what another query writes read the dataset."""
+    """Replace reads of the targets of other queries with reads of their datasets."""
     steps = target.query.rows
     at = next((n for n, step in enumerate(steps) if step.name in ("load", "table")), None)
     if at is None or any(step.name not in _READ_STEPS for step in steps[:at]):

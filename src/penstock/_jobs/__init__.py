@@ -1,1 +1,1 @@
-"""Jobs: programs that start their streaming queries themselves, run and observed as they are."""
+"""Jobs: programs that start their streaming queries themselves, run and observed unchanged."""

@@ -1,4 +1,4 @@
-"""Settings that a program gives to `SparkSession.builder` when Spark runs already."""
+"""Settings that a program passes to `SparkSession.builder` while Spark is already running."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from penstock._local.jars import SPARK_JAR_SETS
 from penstock._local.lock import load_lock
 
 _EXPECTED_TO_DIFFER = ("spark.app.name",)
-# Delta registers its settings at its first use; before that, Spark does not know that they apply.
+# Delta registers its settings on first use; before that, Spark reports them as not modifiable.
 _AT_RUN_TIME = "spark.databricks."
 _PACKAGES = "spark.jars.packages"
 _RENAMED = {"delta-core": "delta-spark"}
@@ -31,7 +31,7 @@ def ignored_settings(spark: SparkSession, options: Mapping[str, Any]) -> list[st
 
 
 def has_packages(coordinates: str) -> bool:
-    """Whether every session has these packages, in the version that fits its Spark."""
+    """Whether every session has these packages, in the versions for the installed Spark."""
     jars = load_lock().select(SPARK_JAR_SETS)
     present = set(_artifacts(jar.coordinate for jar_set in jars for jar in jar_set.jars))
     return present.issuperset(_artifacts(coordinates.split(",")))

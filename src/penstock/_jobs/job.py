@@ -1,4 +1,4 @@
-"""One run of a job: its program, its queries, and their stop."""
+"""Runs a job: executes its programs, observes their queries, and stops both."""
 
 import signal
 import threading
@@ -43,7 +43,7 @@ from penstock._update import UpdateOptions, observed_update
 from penstock.errors import PenstockError, PlanError, UpdateFailedError
 
 _INTERRUPT_SECONDS = 15.0
-# Where Penstock's defaults change what a program writes.
+# Defaults of Penstock that change what a program writes.
 _OWN_DEFAULTS = ("spark.sql.session.timeZone", "spark.sql.sources.default")
 
 
@@ -56,9 +56,9 @@ def run_job(
     on_running: "Callable[[Job], None]",
     on_interrupt: Callable[[], None],
 ) -> UpdateResult:
-    """Run the files of a job; return when all and their queries have ended and the JVM is gone.
+    """Run the files of a job; return when they, their queries and the JVM have ended.
 
-    As `run_update`: called on the main thread, which runs the program if there is only one file.
+    Like `run_update`, called on the main thread, which runs the program if there is only one file.
     `on_interrupt` is called on another thread before SIGINT is sent to this process; SIGINT must
     then raise `KeyboardInterrupt`.
     """
@@ -96,7 +96,10 @@ def run_job(
 
 @contextmanager
 def _defaults_of_spark(spark: SparkSession, settings: PipelineSettings) -> Iterator[None]:
-    """Unset Penstock's defaults that change what a program writes; a session may be borrowed."""
+    """Unset Penstock's defaults that change what a program writes.
+
+    They are set again at the end, because the session may be borrowed.
+    """
     kept = {**spark_defaults(), **settings.configuration}
     before = {key: str(spark.conf.get(key)) for key in _OWN_DEFAULTS if key not in kept}
     for key in before:
@@ -116,9 +119,10 @@ class _Message(Enum):
 
 @dataclass(eq=False)
 class Job:
-    """A running job. Its program is on the main thread, its stop on one of its own.
+    """A running job.
 
-    Several programs have a thread each.
+    A single program runs on the main thread, several programs on one thread each. Stop requests
+    are processed on a separate thread.
     """
 
     spark: SparkSession
@@ -131,7 +135,7 @@ class Job:
     on_interrupt: Callable[[], None]
 
     def __post_init__(self) -> None:
-        # Put by signal handlers: SimpleQueue.put is reentrant.
+        # Used by signal handlers: SimpleQueue.put is reentrant.
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._main = threading.get_ident()
         self._main_runs_program = False
@@ -143,7 +147,7 @@ class Job:
         self._inbox.put(_Message.STOP)
 
     def lease_lost(self, failure: str) -> None:
-        """End now: another driver has taken over."""
+        """End now: another driver has the lease."""
         self.queries.abandon(failure)
         self.queries.interrupt()
         for _ in range(2):
@@ -235,7 +239,7 @@ class Job:
         self._report(UpdateState.RUNNING, text)
 
     def _configured(self, options: Mapping[str, Any]) -> SparkSession | None:
-        """Warn about settings of `SparkSession.builder` that the running session cannot take."""
+        """Warn about settings of `SparkSession.builder` that the running session cannot apply."""
         ignored = ignored_settings(self.spark, options)
         if ignored:
             text = (
@@ -249,7 +253,7 @@ class Job:
         return program.activate(options)
 
     def _spark_stopped(self) -> None:
-        """A program stops Spark: its queries end as they would; the session ends with the run."""
+        """End the queries of a program that stops Spark; the session ends with the run."""
         program = self.queries.program_here()
         running = self.queries.running
         for query in running if program is None else self.queries.running_of(program):
@@ -261,7 +265,7 @@ class Job:
                 self.queries.wait(_INTERRUPT_SECONDS)
                 return
 
-    # -- the stop, on its own thread -----------------------------------------------------------
+    # -- stop, on a separate thread ------------------------------------------------------------
 
     def _stop_on_request(self) -> None:
         if self._inbox.get() is _Message.END:
@@ -284,7 +288,7 @@ class Job:
             is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             signal.pthread_kill(self._main, signal.SIGTERM if is_ignored else signal.SIGINT)
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------
 
     def _conclude(self) -> UpdateResult:
         failures = self.queries.failures

@@ -1,4 +1,4 @@
-"""What a job's query writes to, and its name as a flow."""
+"""The target of a job's query, and its name as a flow."""
 
 import ast
 import linecache
@@ -30,7 +30,7 @@ def target_of(writer: Any, name: str | None) -> QueryTarget:
     """
     java = writer._jwrite
     try:
-        # Spark has no public way to read them.
+        # Spark has no public API to read them.
         source, options = str(private_field(java, "source")), private_field(java, "extraOptions")
         mode = str(private_field(java, "outputMode").toString()).upper()
         if name is None:
@@ -44,9 +44,9 @@ def target_of(writer: Any, name: str | None) -> QueryTarget:
 def flow_name(
     query_name: str | None, target: QueryTarget, origin: SourceLocation, *, program: str = ""
 ) -> str:
-    """The name of the query, else that of its target, of its variable, or `query`.
+    """The name of the query, or else of its target or variable, or `query`.
 
-    Programs of a job have the same variables: these follow the name of the `program`.
+    Programs of a job may use the same variables, so the name of the `program` is prepended to them.
     """
     if query_name:
         return query_name
@@ -57,7 +57,7 @@ def flow_name(
 
 
 def _variable(origin: SourceLocation) -> str | None:
-    """The variable that is assigned by the statement at a line."""
+    """The variable that the statement at a line assigns."""
     text = "".join(linecache.getlines(str(Path(origin.file).absolute())))
     try:
         nodes = list(ast.walk(ast.parse(text)))

@@ -1,4 +1,4 @@
-"""The program of a file of a job, and its session."""
+"""A program of a job: one file and its session."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 class Program:
     """A file that is executed, its session, and the flows of the queries that it has started.
 
-    `thread` is the identifier of the thread that executes the file, 0 before.
+    `thread` is the identifier of the thread that executes the file, 0 before and after.
     """
 
     source: Path
@@ -26,7 +26,7 @@ class Program:
     failure: PenstockError | None = None
 
     def activate(self, options: Mapping[str, Any]) -> SparkSession:
-        """The session, with the options of a builder that apply at run time."""
+        """Set the options of a builder that apply at run time, and return the session."""
         for key, value in options.items():
             with suppress(PySparkException):
                 self.spark.conf.set(key, value)
@@ -34,9 +34,10 @@ class Program:
 
 
 def programs_of(sources: tuple[Path, ...], spark: SparkSession) -> tuple[Program, ...]:
-    """A program for each file. Several have sessions of their own.
+    """A program for each file.
 
-    So settings, temporary views and `spark.streams` are those of each program alone.
+    Several programs have separate sessions: settings, temporary views and `spark.streams` are not
+    shared.
     """
     if len(sources) == 1:
         return (Program(sources[0], spark),)

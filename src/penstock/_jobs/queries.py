@@ -39,7 +39,7 @@ _REPORT_SECONDS = 10.0
 
 
 class JobQueries:
-    """Observes the queries of the sessions of programs. `emit` gets their events, on any thread."""
+    """Observes the queries of programs. `emit` is called with their events, on any thread."""
 
     def __init__(
         self, programs: Sequence[Program], origin: EventOrigin, emit: Callable[[Event], None]
@@ -76,9 +76,9 @@ class JobQueries:
             thread.join(_DETACH_SECONDS)
 
     def _listen(self, spark: SparkSession) -> None:
-        """Get the events of a session: a listener of Spark gets those of its own session only.
+        """Listen to a session, which a program may have created.
 
-        A program may have made the session.
+        Spark's listeners receive the events of one session only.
         """
         with self._changed:
             if not any(_are_same(spark, known) for known in self._sessions):
@@ -147,7 +147,7 @@ class JobQueries:
             job_query.request_stop()
 
     def _unused(self, name: str, location: SourceLocation) -> str:
-        """The name, with a number if another query has it. Call with the lock.
+        """The name, with a number if another query has it. The lock must be held.
 
         A query that is started again at the same line is the same flow.
         """
@@ -182,7 +182,7 @@ class JobQueries:
                 self._errors[name] = error
             self._changed.notify_all()
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------
 
     def running_of(self, program: Program) -> tuple[JobQuery, ...]:
         return tuple(query for query in self.running if query.flow in program.flows)
@@ -203,7 +203,7 @@ class JobQueries:
             return tuple(name for name, end in self._ends.items() if end is status)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether all queries have ended, and their events are out, within some seconds."""
+        """Wait until all queries have ended and their events are emitted; `False` on a timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: all(name in self._ends for name in self._queries), seconds
@@ -222,16 +222,16 @@ class JobQueries:
             query.interrupt()
 
     def jvm_died(self, exit_code: int) -> None:
-        """End all queries after the end of Spark's JVM."""
+        """End all queries after Spark's JVM has died."""
         for query in self.running:
             query.abandoned(jvm_died(exit_code, flow=query.flow))
 
     def abandon(self, failure: str) -> None:
-        """End all queries with a failure that they have in common."""
+        """End all queries with the same failure."""
         for query in self.running:
             query.abandoned(flow_error(failure, query.declared))
 
 
 def _are_same(first: SparkSession, second: SparkSession) -> bool:
-    """Whether two objects of Python are the same session of Spark."""
+    """Whether two Python objects are the same Spark session."""
     return first is second or bool(first._jsparkSession == second._jsparkSession)

@@ -1,4 +1,4 @@
-"""One streaming query of a job, and what to do about errors that only jobs have."""
+"""A streaming query of a job, and hints for errors of jobs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from penstock._runtime.ports import OnEnd
 from penstock._spark.failures import is_refused_by_ansi
 from penstock.errors import PenstockError
 
-# Of a pipeline, other hints apply.
+# They replace the hints for pipelines.
 _HINTS = {
     "CHECKPOINT_UNUSABLE": "a new checkpointLocation starts the query over from its sources",
     "SOURCE_ROWS_LOST": 'failOnDataLoss "false" continues without them',
@@ -82,7 +82,7 @@ class JobQuery(RunningQuery):
         if (query := self._query) is not None:  # it has not ended
             last = query.lastProgress
             self._finished = -1 if last is None else int(last["batchId"])
-            # With rows waiting, the next batch begins at once.
+            # If rows are available, the next batch begins immediately.
             self._hold.attach(query, is_read=True)
         super().request_stop()
 

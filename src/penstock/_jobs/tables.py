@@ -1,4 +1,4 @@
-"""Tables of Spark's own catalog, which has forgotten them when the job runs again."""
+"""Tables of Spark's in-memory catalog, which is empty when a job starts."""
 
 from pyspark.sql import SparkSession
 
@@ -9,7 +9,7 @@ _SCHEMA = ".db"
 
 
 def register_tables(spark: SparkSession) -> None:
-    """Register the Delta tables in the warehouse, unless a metastore has kept them."""
+    """Register the Delta tables in the warehouse, unless a metastore stores them."""
     if spark.conf.get("spark.sql.catalogImplementation") != "in-memory":
         return
     files, warehouse = StorageFiles(spark), str(spark.conf.get("spark.sql.warehouse.dir"))
