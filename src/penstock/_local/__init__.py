@@ -1,1 +1,1 @@
-"""The embedded default: jars, Java, the Kafka broker, the demo."""
+"""The local environment: jars, Java, the Kafka broker, a Spark cluster, the demo."""

@@ -1,7 +1,7 @@
-"""The embedded Kafka broker: one JVM in KRaft mode, with a directory of its own.
+"""The embedded Kafka broker: one JVM in KRaft mode, with its own directory.
 
-The directory has its data, configuration, log, and `broker.json` with process and ports, through
-which any process can use and stop the broker.
+The directory contains its data, configuration and log, and `broker.json` with its process and
+ports, with which any process can use and stop the broker.
 """
 
 import socket
@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.05
 _TOPIC_SECONDS = 30.0
 _SHOWN_LOG_LINES = 15
 _MARKER = "-Dpenstock.broker.directory="
-# The first compiler only: half the time to start, and enough speed for one machine.
+# The C1 compiler only: half the startup time, and fast enough for one machine.
 _JVM_OPTIONS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _CLASHES = ("Address already in use", "BindException", "Socket server failed to bind")
 
@@ -61,9 +61,9 @@ def start_broker(
 ) -> BrokerHandle:
     """Start the directory's broker unless it is running, and wait until it responds.
 
-    Data and, if they are free, ports of an earlier broker are used again. `properties` apply to a
-    new start only. The broker is in a session of its own, so that Ctrl-C and the end of the caller
-    do not stop it.
+    Data and, if they are free, ports of an earlier broker are reused. `properties` apply to a new
+    start only. The broker runs in a separate session, so that Ctrl-C and the end of the caller do
+    not stop it.
     """
     import_admin()
     directory = directory.absolute()
@@ -86,7 +86,7 @@ def start_broker(
 
 
 def stop_broker(directory: Path) -> bool:
-    """Stop the broker and wait until its process has ended; its data stay.
+    """Stop the broker and wait until its process has ended; its data is kept.
 
     It is killed if it does not end in time. Returns whether a broker was running.
     """
@@ -251,7 +251,7 @@ def import_admin() -> Any:
 def admin_client(bootstrap_servers: str) -> Any:
     settings = {
         "bootstrap.servers": bootstrap_servers,
-        "log_level": 0,  # a broker that is about to listen is no reason to write to the terminal
+        "log_level": 0,  # no terminal output about failed connections while the broker starts
         "reconnect.backoff.ms": 20,
         "reconnect.backoff.max.ms": 100,
     }
@@ -262,7 +262,7 @@ def answers(admin: Any, cluster_id: str) -> bool:
     """Whether the broker of this cluster, and no other one, responds."""
     try:
         metadata = admin.list_topics(timeout=1.0)
-    except Exception:  # the client library has one exception for everything: not ready yet
+    except Exception:  # the client raises one exception type for all errors: not ready yet
         return False
     return bool(metadata.brokers) and metadata.cluster_id == cluster_id
 

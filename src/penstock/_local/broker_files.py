@@ -20,11 +20,11 @@ _LOG_LIMIT_BYTES = 8 * 1024 * 1024
 _HOST = "127.0.0.1"
 _FIRST_PORT = 15_000
 _PORT_CANDIDATES = 1_000
-# Linux' default; others begin higher.
+# The default of Linux; other systems begin higher.
 _OUTGOING_PORT = 32_768
 
-# Paths are relative to the broker's directory, which is its working directory: a comma or a letter
-# outside of Latin-1 in an absolute path would break a properties file.
+# Paths are relative to the broker's directory, which is its working directory: a comma or a
+# character outside of Latin-1 in an absolute path would break a properties file.
 _PROPERTIES = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -44,7 +44,7 @@ _PROPERTIES = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # Small and quiet: one machine shares its cores with Spark.
+    # Few threads and small buffers: the machine is shared with Spark.
     "num.network.threads": "2",
     "num.io.threads": "2",
     "background.threads": "2",
@@ -54,7 +54,7 @@ _PROPERTIES = {
     # After a kill the controller waits this long before it lets the broker register again.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # Retention goes by the records' own timestamps: one from the past would delete its segment.
+    # Retention uses the timestamps of records: an old timestamp would delete the segment.
     "log.retention.ms": "-1",
 }
 _LOG4J = """\
@@ -72,7 +72,7 @@ class BrokerState:
     cluster_id: str
     port: int
     controller_port: int
-    pid: int = 0  # 0 = stopped
+    pid: int = 0  # 0 if stopped
     started: str = ""  # see `process.start_time`
 
     @property
@@ -92,7 +92,7 @@ def write_state(directory: Path, state: BrokerState) -> None:
 
 
 def new_state(directory: Path, earlier: BrokerState | None, *, keep_ports: bool) -> BrokerState:
-    """Cluster id of the data and ports for the next start; earlier ports if they are free."""
+    """The state of the next start: cluster id of the data, and earlier ports if they are free."""
     cluster_id = formatted_cluster_id(directory) or (earlier.cluster_id if earlier else None)
     if earlier and keep_ports and are_free(earlier.port, earlier.controller_port):
         port, controller_port = earlier.port, earlier.controller_port
@@ -142,7 +142,7 @@ def are_free(*ports: int) -> bool:
     for port in ports:
         try:
             with socket.socket() as probe:
-                # As Kafka binds: connections of an earlier broker that linger are no obstacle.
+                # As Kafka binds: lingering connections of an earlier broker do not block a port.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((_HOST, port))
         except OSError:
@@ -151,10 +151,10 @@ def are_free(*ports: int) -> bool:
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports of the loopback address that were free a moment ago.
+    """Two free ports of the loopback address.
 
-    Below those that the system hands to outgoing connections: while the broker is down, a client
-    that tries to reach it again could be given the broker's own port.
+    They are below the range of outgoing connections: while the broker is down, a client that
+    reconnects could otherwise get the broker's port as its local port.
     """
     candidates = random.sample(range(_FIRST_PORT, _first_outgoing_port()), _PORT_CANDIDATES)
     free = (port for port in candidates if are_free(port))
@@ -188,7 +188,7 @@ def formatted_cluster_id(directory: Path) -> str | None:
 def _new_cluster_id() -> str:
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # The storage tool would take a leading dash for an option.
+        # The storage tool would parse a leading dash as an option.
         if not text.startswith("-"):
             return text
 

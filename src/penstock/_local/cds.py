@@ -1,4 +1,4 @@
-"""A class-data archive for Spark's JVM: classes parsed once, mapped at every start.
+"""A class-data archive for Spark's JVM: classes are parsed once, and mapped at every start.
 
 Java writes it at the end of a training run (`-XX:ArchiveClassesAtExit`), and ignores it if Java or
 the class path has changed: then Spark starts as usual.
@@ -23,7 +23,7 @@ _TRAINING_VARIABLE = "PENSTOCK_CDS_TRAINING"
 _BUILD_SECONDS = 300.0
 _SHOWN_OUTPUT_LINES = 15
 _UNUSED_SECONDS = 30 * 24 * 3600.0
-# Java would warn about an archive that does not fit.
+# Java would warn about an archive that does not match.
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 
@@ -33,7 +33,7 @@ def archive_path(class_path: Sequence[Path]) -> Path:
     digest = hashlib.sha256(f"{java.executable}\n{java.version}\n".encode())
     spark = spark_jars_directory()
     for jar in [*class_path, *(sorted(spark.glob("*.jar")) if spark else [])]:
-        # As Java does: it refuses the archive when a jar's place, size or time changed.
+        # Java rejects the archive if the path, size or modification time of a jar has changed.
         try:
             status = jar.stat()
         except OSError:
@@ -52,9 +52,9 @@ def is_training() -> bool:
 
 
 def java_options(class_path: Sequence[Path]) -> list[str]:
-    """Options for `spark.driver.extraJavaOptions`; none without an archive.
+    """Options for `spark.driver.extraJavaOptions`; empty without an archive.
 
-    In a training run, the options that create the archive.
+    In a training run, the options create the archive.
     """
     if training := os.environ.get(_TRAINING_VARIABLE):
         return [f"-XX:ArchiveClassesAtExit={training}", *_QUIET]
@@ -62,7 +62,7 @@ def java_options(class_path: Sequence[Path]) -> list[str]:
     # Java reads a colon as the separator of two archives.
     if os.pathsep in str(archive) or not archive.is_file():
         return []
-    with contextlib.suppress(OSError):  # a cache that is read only
+    with contextlib.suppress(OSError):  # a read-only cache
         os.utime(archive)
     return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET]
 
@@ -70,7 +70,8 @@ def java_options(class_path: Sequence[Path]) -> list[str]:
 def build(command: Sequence[str], class_path: Sequence[Path]) -> Path:
     """Create the archive with a training run unless it exists.
 
-    `command` starts Spark with `java_options`, uses what pipelines use, and ends its JVM normally.
+    `command` starts Spark with `java_options`, loads the classes that pipelines use, and ends its
+    JVM normally.
     """
     target = archive_path(class_path)
     try:
@@ -113,7 +114,7 @@ def _train(command: Sequence[str], target: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove archives, of other environments or other jars, that were not used for a month."""
+    """Remove archives of other environments or jars that were not used for 30 days."""
     for file in folder.glob("spark-java*"):
         with contextlib.suppress(OSError):
             if file.suffix != ".lock" and time.time() - file.stat().st_mtime > _UNUSED_SECONDS:

@@ -1,7 +1,7 @@
-"""A standalone Spark cluster on this machine, from the jars of PySpark: one master, some workers.
+"""A standalone Spark cluster on this machine, from the jars of PySpark: one master and workers.
 
-The directory has their logs, the folders of the executors, and `cluster.json` with the master's URL
-and the processes, through which any process can stop the cluster.
+The directory contains their logs, the folders of the executors, and `cluster.json` with the
+master's URL and the processes, with which any process can stop the cluster.
 """
 
 import json
@@ -51,13 +51,14 @@ class Cluster:
 def start_cluster(
     directory: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g"
 ) -> Cluster:
-    """Start the directory's cluster unless it is running, and wait until it has its workers.
+    """Start the directory's cluster unless it is running, and wait for its workers to register.
 
     Args:
         directory: Folder of logs and executors; created.
         workers: Number of workers.
         cores: Concurrent tasks per worker.
-        memory: For the executors of a worker, as `2g`; Spark's executors take `1g` by default.
+        memory: Memory for the executors of a worker, such as `2g`; an executor takes `1g` by
+            default.
     """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)

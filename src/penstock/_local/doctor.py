@@ -54,7 +54,7 @@ class Check:
 
 def run_checks(storage: str | Path) -> list[Check]:
     """Check all requirements of a pipeline, without a JVM or network."""
-    python = _ok("Python", platform.python_version())  # an older one cannot import this module
+    python = _ok("Python", platform.python_version())  # older versions cannot import this module
     checks = [python, check_java(), check_spark(), check_package("pandas")]
     checks += [check_jars(name) for name in load_lock().sets]
     checks += [check_ports(), check_clock(_newest_jar()), check_memory(), check_storage(storage)]
@@ -153,7 +153,7 @@ def check_storage(storage: str | Path) -> Check:
 def check_clock(not_before: float) -> Check:
     """Check the clock, which leases, watermarks and table versions depend on.
 
-    `not_before` is a time that is certainly past, in seconds since 1970.
+    `not_before` is a timestamp that is certainly in the past, in seconds since 1970.
     """
     timestamp = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(timestamp))
@@ -177,7 +177,7 @@ def satisfies(version: str, specifier: str) -> bool:
     """Whether a plain version (numbers and dots) meets a specifier such as `>=2.2,<3`."""
     actual = _numbers(version)
     for sign, text in _CLAUSE.findall(specifier):
-        # Equally long, as 2.2 is 2.2.0.
+        # Padded to equal length: 2.2 equals 2.2.0.
         left, right = zip(*zip_longest(actual, _numbers(text), fillvalue=0), strict=True)
         if not _COMPARISONS[sign](left, right):
             return False

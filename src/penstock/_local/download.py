@@ -1,7 +1,7 @@
-"""Puts one jar into the cache: resumable, atomic, safe between processes.
+"""Downloads or copies a jar into the cache: resumable, atomic, safe for concurrent processes.
 
-A jar grows as `<file>.part`, locked by one process at a time. It gets its real name only if its
-size and SHA-256 are those of the jar lock: a file with its real name is always complete.
+A jar is written to `<file>.part`, locked by one process at a time. It gets its final name only if
+its size and SHA-256 match the jar lock: a file with its final name is always complete.
 """
 
 import errno
@@ -40,7 +40,7 @@ class SyncStoppedError(Exception):
 
 
 class _TransientError(Exception):
-    """The transfer broke; the received part is valid and the rest can be requested."""
+    """The transfer was interrupted; the received part is valid, the rest can be requested."""
 
     def __init__(self, reason: str, *, has_response: bool) -> None:
         self.reason = reason
@@ -100,8 +100,8 @@ def download_jar(
 ) -> None:
     """Download a jar into the cache, and resume an earlier attempt.
 
-    The folder of `target` exists. `stop` ends the download soon, and keeps the received bytes,
-    which `report` is called with.
+    The folder of `target` exists. `stop` ends the download after the current chunk, and keeps the
+    received bytes. `report` is called with their number.
     """
     with _disk_errors(target), _part_file(jar, target, stop) as part:
         if part is None:
@@ -263,7 +263,7 @@ def _part_path(target: Path) -> Path:
 
 @contextmanager
 def _part_file(jar: Jar, target: Path, stop: threading.Event) -> Iterator[BufferedRandom | None]:
-    """The locked part file, or `None` when another process finished the jar meanwhile."""
+    """The locked part file, or `None` if another process has completed the jar."""
     path = _part_path(target)
     while True:
         with path.open("a+b") as part:

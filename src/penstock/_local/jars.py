@@ -71,8 +71,8 @@ class SyncResult:
 def class_path(sets: Iterable[str], *, lock: JarLock | None = None) -> list[Path]:
     """The jars of some sets in the order of the lock, after a check of their sizes.
 
-    With the set `delta` come the Java classes of Penstock. The sets of Spark and of the broker have
-    different class paths: a `ValueError` if they are combined.
+    The set `delta` includes the Java classes of Penstock. Raises `ValueError` if sets of Spark and
+    of the broker are combined, as their libraries conflict.
     """
     root, selected = cache_directory(), (lock or load_lock()).select(sets)
     if len({jar_set.folder for jar_set in selected}) > 1:
@@ -120,9 +120,9 @@ def sync(
 ) -> SyncResult:
     """Download missing jars and replace damaged ones.
 
-    Parallel, resumable, atomic per file; several processes may do it at once. Without missing jars,
-    no network is used. Jars in Maven's local repository are copied from there if they are as
-    locked. `from_dir` is a flat folder or one laid out like a repository, used instead of the
+    Downloads are parallel, resumable, atomic per file, and safe for concurrent processes. Without
+    missing jars, the network is not used. Jars in Maven's local repository are copied if they match
+    the lock. `from_dir` is a flat folder or one laid out like a repository, used instead of the
     network; `progress` is called from several threads, one at a time. `lock` replaces Penstock's.
     """
     root = cache_directory()
@@ -158,7 +158,7 @@ def _prepare(root: Path, missing: list[Jar]) -> None:
 class _Sync:
     root: Path
     missing: list[Jar]
-    argument: str | None  # of the repository
+    argument: str | None  # URL of the repository
     from_dir: Path | None
     progress: Callable[[SyncProgress], None] | None
 
@@ -169,14 +169,14 @@ class _Sync:
         self._done: set[Jar] = set()
 
     def run(self) -> None:
-        # The largest first, so that no thread ends alone with a long one.
+        # Largest first, so that no thread is left with a long download at the end.
         ordered = sorted(self.missing, key=lambda jar: -jar.size)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="jars") as pool:
             futures = [pool.submit(self._fetch, jar) for jar in ordered]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
-                # Also after Ctrl-C: the threads see it at their next piece and keep what they have.
+                # Also after Ctrl-C: the threads stop at the next chunk and keep received bytes.
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
         for future in futures:

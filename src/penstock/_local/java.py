@@ -36,9 +36,9 @@ def parse_feature(version: str) -> int:
 
 
 def require_java() -> Java:
-    """The Java that Spark would start: of `JAVA_HOME`, else of PATH.
+    """The Java that Spark would start: from `JAVA_HOME`, otherwise from PATH.
 
-    A `JAVA_HOME` without Java is an error even if PATH has one: Spark would not look there.
+    A `JAVA_HOME` without Java is an error even if PATH has one: Spark would not search PATH.
     """
     home = os.environ.get("JAVA_HOME")
     if home:

@@ -1,7 +1,7 @@
 """The jar lock: the jars, their sets, and their folders.
 
-A jar that `jars.lock` does not name is never downloaded, and a file that differs from its size and
-SHA-256 is never used.
+A jar that `jars.lock` does not list is never downloaded, and a file with another size or SHA-256
+is never used.
 """
 
 import os
@@ -58,7 +58,7 @@ class JarLock:
     sets: Mapping[str, JarSet]
 
     def select(self, names: Iterable[str] | None = None) -> tuple[JarSet, ...]:
-        """The named sets without duplicates, in this order; `None` = all."""
+        """The named sets without duplicates, in this order; `None` means all."""
         wanted = list(dict.fromkeys(self.sets if names is None else names))
         for name in wanted:
             if name not in self.sets:

@@ -1,4 +1,4 @@
-"""Other processes: who starts them, whether a recorded one still runs, and how to end it."""
+"""Other processes: starts them under a lock, identifies recorded ones, and ends them."""
 
 import fcntl
 import os
@@ -107,7 +107,7 @@ def tail(text: str, count: int) -> str:
 
 
 def find_by_argument(*arguments: str) -> int | None:
-    """The pid of a process whose command line has all these arguments; looks in `/proc` only."""
+    """The pid of a process whose command line has all these arguments; requires `/proc`."""
     wanted = {argument.encode() for argument in arguments}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -57,9 +57,9 @@ def parse_repository(url: str) -> Repository:
 
 
 def find_repository(argument: str | None) -> Repository:
-    """The repository of the argument, of `PENSTOCK_JARS_REPOSITORY`, or Spark's own.
+    """The repository of the argument or of `PENSTOCK_JARS_REPOSITORY`, or Spark's default.
 
-    Spark's own is the default of PySpark's Ivy library, the same as of `spark.jars.packages`.
+    Spark's default is the one of PySpark's Ivy library, which `spark.jars.packages` uses as well.
     """
     folder = spark_jars_directory()
     url = argument or os.environ.get(_VARIABLE) or (folder and _ivy_default(folder))
@@ -73,9 +73,9 @@ def find_repository(argument: str | None) -> Repository:
 
 
 def spark_jars_directory() -> Path | None:
-    """The jars of Spark: of `SPARK_HOME`, as in PySpark, else of the installed PySpark.
+    """The jars of Spark: from `SPARK_HOME`, as in PySpark, otherwise from the installed PySpark.
 
-    PySpark is not imported; below spark-submit, it is a zip file without jars.
+    PySpark is not imported; with spark-submit, it is a zip file without jars.
     """
     home = os.environ.get("SPARK_HOME")
     if home and (folder := Path(home) / "jars").is_dir():
