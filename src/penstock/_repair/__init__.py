@@ -1,1 +1,1 @@
-"""Repairs a pipeline that does not run: what commands do that change its tables between updates."""
+"""Repairs a pipeline that does not run: commands that change its tables between updates."""

@@ -1,9 +1,9 @@
 """Deploys a project: carries out what `penstock plan` prints.
 
-There is no journal for the whole: each decision is stored in the state that it concerns before
-anything depends on it, so the plan of an interrupted deployment is the rest of it. New checkpoints
-and full refreshes are marked first, a table before what it streams from; then tables are migrated,
-upstream first, each with its own journal; the rest is an update.
+There is no journal of the whole deployment: each decision is stored in the affected state before
+anything depends on it, so the plan after an interruption contains the remaining changes. New
+checkpoints and full refreshes are marked first, each table before the tables that it streams from.
+Then tables are migrated, upstream first, each with its own journal. Updates apply other changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from penstock._tables.kill_points import kill_point
 from penstock.errors import PlanError
 
 Update = Callable[[Sequence[str], Sequence[str]], bool]
-"""Runs a triggered update of some tables, or of all, with a full refresh of others; whether all
-flows have succeeded."""
+"""Runs a triggered update of some or all tables, with a full refresh of others; returns whether
+all flows succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions:
-    accept_duplicates: bool = False  # targets get rows a second time
+    accept_duplicates: bool = False  # targets may get duplicate rows
     accept_less: bool = False  # migrate even if sources have lost rows
     execute: bool = False  # otherwise only planned
 
@@ -49,8 +49,8 @@ def apply_deployment(
     anything changes.
 
     Raises:
-        PlanError: `DEPLOYMENT_NOT_POSSIBLE`, or an error of a migration. Nothing was changed if it
-            can be known before.
+        PlanError: `DEPLOYMENT_NOT_POSSIBLE`, or an error of a migration. Errors that can be
+            detected in advance are raised before anything changes.
     """
     with open_for_command(settings, "apply") as pipeline:
         plan = compare(pipeline)
@@ -107,7 +107,7 @@ def _check(plan: DeploymentPlan, options: ApplyOptions) -> None:
 
 
 def _mark(pipeline: OpenPipeline, plan: DeploymentPlan) -> None:
-    """Start flows over: with an update, which empties their tables first for a full refresh."""
+    """Give flows a new checkpoint, or mark them for a full refresh by the next update."""
     for change in plan.with_need(Need.CHECKPOINT):
         for flow in change.flows:
             pipeline.state.new_flow(flow, {})
@@ -118,13 +118,13 @@ def _mark(pipeline: OpenPipeline, plan: DeploymentPlan) -> None:
         pipeline.lease(pipeline.graph.datasets[change.key])
         for flow in change.flows:
             state = pipeline.state.flow(flow)
-            if state is None or not state.reset_pending:  # one with a position keeps it
+            if state is None or not state.reset_pending:  # a pending reset keeps its position
                 pipeline.state.mark_reset(flow)
         kill_point("apply_marked", change.name, None)
 
 
 def _views(changes: Sequence[Change]) -> list[str]:
-    """Views that need a full refresh; they have no checkpoint that could be marked."""
+    """Materialized views that need a full refresh; they have no checkpoint to mark."""
     return [
         change.name
         for change in changes

@@ -1,8 +1,8 @@
 """Reads a range of a flow's sources again, into the same table, without duplicate rows.
 
 The plan, with both ends of the range as offsets, versions and times, is stored in a journal before
-anything is written. An interrupted backfill resumes with it; until it is done or abandoned, the
-flow gets no other.
+anything is written. An interrupted backfill resumes with it; until it is done or abandoned, no
+other backfill of the flow can be started.
 """
 
 import time
@@ -34,12 +34,12 @@ from penstock.sources.flow import resolve_range
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillOptions:
-    begin: StartPosition | None = None  # None = the earliest rows
-    end: StartPosition | None = None  # None = the position of the flow
+    begin: StartPosition | None = None  # None means the earliest rows
+    end: StartPosition | None = None  # None means the position of the flow
     files: str | None = None  # only files whose name matches this pattern
     by: Sequence[str] = ()  # columns that identify rows of the table
     where: str | None = None  # replace the rows that match this condition instead
-    accept_fewer: bool = False  # even if fewer rows of the range match
+    accept_fewer: bool = False  # replace them even if the range has fewer
     resume: bool = False
     abandon: bool = False
     execute: bool = False  # otherwise the plan is only reported
@@ -111,7 +111,7 @@ def backfill_flow(
         elif plan.way == Way.KEYS:
             _check_renamed(pipeline, node, dataset, plan)
         if is_new:
-            journal.delete()  # files of one that was interrupted before its journal
+            journal.delete()  # files of a backfill that was killed before it had a journal
             journal.save(plan)
             kill_point(PLANNED, node.flow.name, None)
         with recording(
@@ -135,7 +135,8 @@ def backfill_flow(
             counts = run.run()
             run.emit("done", "the backfill is done")
         if plan.epoch:
-            # Rows that the table had lost are added: the flow continues with the present table.
+            # The backfill may add rows that the table had lost: the flow continues with its
+            # current version.
             pipeline.tables.note(node, plan.epoch).replace({})
         remove(pipeline, journal, plan)
         done = _report(pipeline, node, plan, sources, state="done", resumed=not is_new)
@@ -281,7 +282,7 @@ def _check_table(
 def _check_quarantine(
     pipeline: OpenPipeline, node: FlowNode, dataset: DatasetNode, plan: BackfillPlan
 ) -> None:
-    """Refuse a window if a replay could add rows to the table that the range has as well."""
+    """Refuse a window if a replay could add rows to the table that the range also contains."""
     tables = pipeline.tables
     files, quarantine = StorageFiles(pipeline.spark), tables.quarantine(dataset).path
     reason = ""
@@ -290,7 +291,7 @@ def _check_quarantine(
     elif plan.quarantine_version >= 0 and not tables.keeps_dropped(dataset):
         # With rules that keep rows, those of the window are replaced in the quarantine, too.
         rows = pipeline.spark.read.format("delta").load(quarantine)
-        # It does not get columns that its table got since.
+        # It does not have columns that were added to its table later.
         table = table_state(pipeline.spark, tables.paths[dataset.key])
         columns = columns_as(rows.schema if table is None else table.schema, rows.schema.fields)
         if not rows.select(*columns).where(str(plan.where)).isEmpty():

@@ -1,8 +1,8 @@
 """Executes a backfill: reads a range of a flow's sources again, into the same table.
 
 Each backfill has its own checkpoint and epoch, so it is a stream like any other: after a kill it
-resumes where it was, and no batch is committed twice. It must not add rows that the flow has added
-before. There are three ways, and other tables are refused:
+resumes where it stopped, and no batch is committed twice. It must not add rows that the flow has
+added before. There are three methods for this; other tables are refused:
 
 * *keys*: columns identify rows. Rows that the table or its quarantine had when the backfill was
   started are skipped.
@@ -73,7 +73,7 @@ class BackfillPlan:
     accept_fewer: bool = False  # a window may get fewer rows than it had
     table_id: str | None = None  # Delta's id
     version: int = -1  # of the table at the start
-    quarantine_version: int = -1  # at the start; -1 = none
+    quarantine_version: int = -1  # at the start; -1 if there is none
     range: str = ""  # for messages
     is_staged: bool = False  # all rows of a window are staged
     epoch: str = ""  # of the flow's checkpoint at the start; empty if unknown
@@ -121,7 +121,7 @@ class BackfillRun:
         self.record.emit(Event(self.record.flow, body, message))
 
     def run(self) -> Counts:
-        """Read the range to its end; fails as a flow would, or with `BACKFILL_WOULD_LOSE_ROWS`."""
+        """Read the range to its end. Raises the errors of a flow, or `BACKFILL_WOULD_LOSE_ROWS`."""
         query, sources = self.pipeline.query(self.node, self.plan.position)
         df = self.tables.typed(self.node, query)
         if self.plan.way == Way.WINDOW:
@@ -234,7 +234,7 @@ class BackfillRun:
         if not result.replayed:
             self.counts.added += result.result.rows_written
             self.counts.quarantined += result.result.rows_quarantined
-            # Without batch ids: those of a backfill are not the flow's.
+            # Without a batch id: a backfill has other batch ids than the flow.
             self.record.emit(result.event(self.record.flow, "backfill"))
         kill_point(COMMITTED, self.plan.flow, None)
 
@@ -259,7 +259,7 @@ class BackfillRun:
         mark = fingerprint(self.plan.backfill_id)
         if (done := self._committed_before(mark)) is not None:
             self.counts.removed = done.rows_deleted
-            # It may have been killed before its event.
+            # It may have been killed before it emitted its event.
             self._committed(Commit(done, self.dataset.key, deletes=True))
             return
         old = table.where(F.expr(window.where)).count()
@@ -278,10 +278,10 @@ class BackfillRun:
         self._committed(result)
 
     def _committed_before(self, mark: str) -> CommitResult | None:
-        """The commit of this backfill, if it was killed after it.
+        """The commit of this backfill, if it was killed after the commit.
 
-        Fails if the table was changed in another way since the backfill was started: rows that
-        were added since are not in the range, and would be removed.
+        Raises `PlanError` if other commits have changed rows since the backfill was started: rows
+        that they added are not in the range, and would be removed.
         """
         path, first = self.tables.paths[self.dataset.key], self.plan.version + 1
         for done in read_commit_counts(self.pipeline.spark, path, self.plan.version):

@@ -1,7 +1,7 @@
 """Lets a flow that has never run continue where a query of another program stopped.
 
-The flow gets a copy of the query's checkpoint: offsets, files that were read and batch ids continue
-exactly, in every source, and sinks that know batches by their ids do not take new ones for old.
+The flow gets a copy of the query's checkpoint: it continues with the same offsets, files that were
+read and batch ids in every source, and sinks that identify batches by id do not skip new ones.
 """
 
 import json
@@ -31,7 +31,7 @@ def reset_to_checkpoint(
 ) -> ResetPlan:
     """Plan a flow's start with a copy of a checkpoint, and make the copy with `execute`.
 
-    `checkpoint` is the path or URI of that of another query, which is not changed. With
+    `checkpoint` is the path or URI of another query's checkpoint, which is not changed. With
     `accept_duplicates`, the flow may have run, and the newest batch may be unfinished.
 
     Raises:
@@ -84,7 +84,7 @@ def reset_to_checkpoint(
 
 
 def copy_checkpoint(files: StorageFiles, source: str, target: str) -> bool:
-    """Copy a checkpoint, but for Spark's id of its query; `False` if it does not exist."""
+    """Copy a checkpoint, with a new query id; `False` if it does not exist."""
     if not files.copy_tree(source, target):
         return False
     files.write(f"{target}/metadata", json.dumps({"id": str(uuid.uuid4())}))

@@ -1,7 +1,7 @@
 """Compares a project with what is deployed at its storage; writes nothing.
 
-Deployed are the declarations that flows and views recorded at their last start, the operators of
-the checkpoints, and the tables in Delta's logs.
+The deployed state consists of the declarations that flows and views recorded at their last start,
+the operators of the checkpoints, and the tables in Delta's logs.
 """
 
 from collections.abc import Iterator
@@ -45,11 +45,13 @@ _UNKNOWN = (
 
 
 def plan_deployment(settings: PipelineSettings) -> DeploymentPlan:
-    """Compare a project with its storage, also while the pipeline runs. On the main thread.
+    """Compare a project with its storage, also while the pipeline runs.
+
+    Called on the main thread.
 
     Raises:
-        DefinitionErrors: Everything that is wrong with the project.
-        PlanError: `RESTORE_UNFINISHED`, or a table cannot be as declared.
+        DefinitionErrors: All definition errors of the project.
+        PlanError: `RESTORE_UNFINISHED`, or a table cannot be changed as declared.
     """
     with open_pipeline(settings) as pipeline:
         return compare(pipeline)
@@ -104,7 +106,7 @@ class _Comparison:
         self._graph = pipeline.graph
         self._delta = DeltaJvm(pipeline.spark)
         self._files = StorageFiles(pipeline.spark)
-        self._replaced: set[str] = set()  # tables whose rows are replaced: their streams stop
+        self._replaced: set[str] = set()  # tables whose rows are replaced: streams of them stop
         digest = source_digest(pipeline.settings)
         self._flows = [
             self._flow(node, declaration_of(pipeline.tables, node, digest))
@@ -112,7 +114,7 @@ class _Comparison:
             if node.target in self._graph.sinks or self._graph.datasets[node.target].is_stored
         ]
         self._sizes: dict[str, Size] = {}
-        self._former = {  # of flows that are not declared any more
+        self._former = {  # declarations of removed flows
             name: declared
             for name in pipeline.state.names("flows")
             if name not in self._graph.flows
@@ -132,7 +134,7 @@ class _Comparison:
         return target if node is None else node.display
 
     def target(self, target: str) -> Change | None:
-        """What differs of a table or sink; upstream tables were compared before."""
+        """The change of a table or sink, if any; upstream tables must be compared first."""
         flows = [flow for flow in self._flows if flow.node.target == target]
         node = self._graph.datasets.get(target)
         if node is None and sink_of(self._graph.sinks[target].format).is_transient:
@@ -272,7 +274,7 @@ class _Comparison:
     def _resolved(
         self, node: DatasetNode | None, flows: list[_Flow], differences: list[Difference]
     ) -> list[Difference]:
-        """Choose how a table is built again: if possible by a migration, which loses no rows."""
+        """Choose how a table is rebuilt: by a migration if possible, which loses no rows."""
         need = max((each.need for each in differences), default=Need.NOTHING)
         if need not in (Need.REBUILD, Need.FULL_REFRESH):
             return differences
@@ -303,10 +305,10 @@ class _Comparison:
                 return why_refused(effect, (), is_whole=True)
         return None
 
-    # -- what is not declared any more ---------------------------------------------------------
+    # -- removed tables and sinks --------------------------------------------------------------
 
     def removed(self) -> Iterator[Change]:
-        """Tables and sinks that are not declared any more."""
+        """Tables and sinks that are no longer declared."""
         state = self._pipeline.state
         stored = [stored_declaration(state.view(key)) for key in state.names("views")]
         stored += self._former.values()

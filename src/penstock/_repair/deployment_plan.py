@@ -1,4 +1,4 @@
-"""What a deployment of a project changes, and what it prints."""
+"""The changes of a deployment, and their output."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from penstock._model.quantity import plural
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Sum of tables by their Delta logs; `rows` is `None` without statistics."""
+    """Total size of tables from their Delta logs; `rows` is `None` without statistics."""
 
     rows: int | None
     bytes: int
@@ -17,16 +17,16 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One dataset or sink that differs."""
+    """A dataset or sink that differs from the deployed one."""
 
-    key: str  # of the dataset, or name of the sink
+    key: str  # key of the dataset, or name of the sink
     name: str  # for messages
-    kind: str  # of the dataset, or `sink`
+    kind: str  # kind of the dataset, or `sink`
     change: str  # new, changed, removed or unknown
     need: Need  # the greatest of its differences
     reasons: tuple[str, ...]  # one sentence each
-    effect: str = ""  # on stored rows; empty if there is none
-    flows: tuple[str, ...] = ()  # that get a new checkpoint
+    effect: str = ""  # effect on stored rows; empty if there is none
+    flows: tuple[str, ...] = ()  # flows that get a new checkpoint
     resumes: bool = False  # continues an interrupted migration
     reads: Size | None = None  # tables that are read again
     unmeasured: tuple[str, ...] = ()  # sources outside of Delta that are read again
@@ -38,7 +38,7 @@ class Change:
 class DeploymentPlan:
     """All changes, upstream first; `unchanged` are names of datasets and sinks.
 
-    `deferred` has, by name, where a dataset is read from, or why it is built here.
+    `deferred` maps names of datasets to where they are read from, or why they are built here.
     """
 
     pipeline: str
@@ -49,7 +49,7 @@ class DeploymentPlan:
 
     @property
     def pending(self) -> tuple[Change, ...]:
-        """What `apply` carries out."""
+        """The changes that `apply` carries out."""
         return tuple(change for change in self.changes if change.need is not Need.NOTHING)
 
     def with_need(self, *needs: Need) -> tuple[Change, ...]:
@@ -59,9 +59,9 @@ class DeploymentPlan:
 def effect_of(
     need: Need, kind: str, flows: Collection[str], *, is_new: bool, concerns_rows: bool
 ) -> str:
-    """What the deployment does to stored rows, in one sentence; empty if nothing.
+    """The effect of the deployment on stored rows, in one sentence; empty if there is none.
 
-    `flows` start over; `concerns_rows`: a query, a rule or an option changed.
+    `flows` start over. `concerns_rows` means that a query, a rule or an option changed.
     """
     is_view = kind == "materialized view"
     if need is Need.MIGRATION:

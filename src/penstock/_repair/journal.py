@@ -1,7 +1,7 @@
-"""The journal of a repair: what a command has started, in a small JSON file.
+"""The journal of a repair: a small JSON file that records what a command has started.
 
 It is written before anything changes and deleted when the command is done. A command that was
-killed is resumed with it, whatever its options and the pipeline are by then. Other files of the
+killed is resumed with it, even if its options or the pipeline have changed. Other files of the
 repair are in the same folder, and are deleted with it. `recording` adds the command to status,
 history and event log.
 """
@@ -43,14 +43,14 @@ Entry = TypeVar("Entry", bound="DataclassInstance")
 
 
 class Journal(Generic[Entry]):
-    """The journal of the repairs of one flow or table; of one at a time."""
+    """The journal of the repairs of one flow or table, one repair at a time."""
 
     def __init__(
         self,
         files: StorageFiles,
         folder: str,
-        parse: Callable[..., Entry],  # gets the fields of an entry
-        name: str = "decided.json",  # of the file in the folder
+        parse: Callable[..., Entry],  # called with the fields of an entry
+        name: str = "decided.json",  # name of the file in the folder
     ) -> None:
         self.folder = folder
         self._files = files

@@ -14,10 +14,10 @@ from penstock.errors import SpecError
 def maintain_tables(
     settings: PipelineSettings, names: Sequence[str], *, vacuum: bool
 ) -> list[Event]:
-    """Maintain tables now, whatever is due; the events about what was done.
+    """Maintain tables now, even if nothing is due; return the events of the maintenance.
 
-    Called on the main thread. Holds the leases of an update. `names` are tables; empty = all. A
-    table that fails does not keep others from being maintained.
+    Called on the main thread. Holds the leases of an update. `names` are tables; all if empty. A
+    failed table does not prevent the maintenance of others.
     """
     with open_for_command(settings, "maintain", records=True) as pipeline:
         selected = pipeline.index.select(names)
@@ -52,7 +52,7 @@ def maintain_tables(
             for table in tables:
                 try:
                     done = table.run(vacuum=vacuum)
-                except Exception as error:  # of any kind: the other tables are maintained
+                except Exception as error:  # any error: the other tables are maintained
                     done = [*table.pending_events(), table.failed(first_line(error))]
                 for event in done:
                     record.emit(event)

@@ -54,13 +54,13 @@ from penstock.sources.flow import source_history
 PLANNED, BUILT = "planned", "built"
 MARKED, QUARANTINED, REPLACED, SWITCHED = "marked", "quarantined", "replaced", "switched"
 LEFT = "left"
-"""Steps after which a migration can be resumed; with `migration_` before them, kill points."""
+"""Steps after which a migration may be interrupted; prefixed with `migration_`, kill points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationOptions:
-    begin: StartPosition | None = None  # None = the earliest
-    accept_less: bool = False  # even if the sources have lost rows of the table
+    begin: StartPosition | None = None  # None means the earliest
+    accept_less: bool = False  # migrate even if the sources have lost rows of the table
     resume: bool = False
     abandon: bool = False
     undo: bool = False
@@ -161,7 +161,7 @@ class _Run:
         return self.stage != DONE
 
     def plan(self, options: MigrationOptions) -> MigrationReport:
-        """Plan a migration, with fixed start positions; an unfinished one keeps its own."""
+        """Plan a migration with resolved start positions; an unfinished one keeps its positions."""
         pipeline, node = self._pipeline, self._node
         old = pipeline.state.flow(node.flow.name)
         table = self._facts.table()
@@ -274,13 +274,13 @@ class _Run:
         if self.is_open:
             emit("resumed", f"resumed in stage {migration.stage}")
         else:
-            self._journal.delete()  # and the files of an earlier migration
+            self._journal.delete()  # with the files of an earlier migration
             self._journal.save(migration)
             emit("planned", report.start)
             self._after(PLANNED)
         if migration.stage == BUILDING:
             if (old := self._pipeline.state.flow(self._node.flow.name)) is not None:
-                # The new checkpoint deletes messages about files that the old one has not read.
+                # The build deletes messages about files that the old checkpoint has not read.
                 layout = self._pipeline.tables.layout
                 forget_listings(self._files, layout, self._node.flow.name, old.epoch)
 
@@ -306,7 +306,7 @@ class _Run:
         )
 
     def _mark(self, migration: Migration) -> Migration:
-        """Block updates until the cut-over is done, and record the present versions."""
+        """Block updates until the cut-over is done, and record the current versions."""
         state, name = self._pipeline.state, self._node.flow.name
         old, table = state.flow(name), self._facts.table()
         if old is None or table is None or table["id"] != migration.table_id:
@@ -353,7 +353,8 @@ class _Run:
         now = state.flow(name)
         # Once the flow has the old checkpoint, an update may have added rows to the table.
         if now is not None and now.epoch == known.migration_id:
-            if known.stage != UNDOING or now.migration is None:  # else it was marked before a kill
+            # Otherwise, the flow was marked before a kill.
+            if known.stage != UNDOING or now.migration is None:
                 version = self._facts.quarantine_version()
                 known = replace(known, stage=UNDOING, new_quarantine=version)
                 self._journal.save(known)
@@ -438,7 +439,7 @@ class _Run:
         return not_possible(self._node, f"flow {name!r} cannot be migrated now: {reason}", hint)
 
     def _check_replay(self) -> None:
-        """Refuse a replay that would be completed with rows of tables that are replaced."""
+        """Refuse while a replay is unfinished: it would add rows to the replaced tables."""
         layout, display = self._pipeline.tables.layout, self.dataset.display
         if replay_journal(self._files, layout, self.dataset).load() is not None:
             raise not_possible(
@@ -448,7 +449,7 @@ class _Run:
             )
 
     def _check_overtaken(self, known: Migration) -> None:
-        """Discard a migration if the flow had a full refresh or a reset since."""
+        """Discard a migration if the flow has had a full refresh or a reset in the meantime."""
         state = self._pipeline.state.flow(self._node.flow.name)
         mine = (known.migration_id, known.old["epoch"])
         if known.stage == BUILDING or (state is not None and state.epoch in mine):

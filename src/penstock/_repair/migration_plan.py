@@ -37,7 +37,7 @@ class Migration:
     query: Mapping[str, Any]  # stateful operators, output mode and columns of the new query
     old: Mapping[str, Any]  # state of the flow before the cut-over
     old_version: int  # of the table before the cut-over
-    old_quarantine: int  # version before the cut-over; -1 = none
+    old_quarantine: int  # version before the cut-over; -1 if there is none
     new_quarantine: int = -1  # version before an undo
 
 
@@ -92,7 +92,7 @@ class MigrationReport:
     old_version: int  # of the table
     new_epoch: str | None = None  # None for a plan
     new_version: int | None = None  # None for a plan
-    rows: int | None = None  # old rows for a plan, else new rows
+    rows: int | None = None  # old rows for a plan, otherwise new rows
     size: int | None = None  # of the old table in bytes
     columns: tuple[str, ...] = ()  # changes
     operators: tuple[str, ...] = ()  # changes

@@ -3,18 +3,19 @@
 Two tables change, and a Delta commit covers one table. So the outcome for each row is stored first:
 
 1. The rules are applied to the rows of one version of the quarantine, which are written to a
-   staging folder with their destination. The journal, written last, says that they are complete.
+   staging folder with their destination. The journal, written last, marks them as complete.
 2. The rows that pass are added to the table.
 3. The files of that version are removed from the quarantine, and the rows that still violate a rule
-   added to it again.
+   are added to it again.
 4. The staging folder is deleted.
 
-Steps 2 and 3 have the version as their fence. A replay that finds a journal continues with its step
-2 or 3, whatever the rules are by then. Rows that were quarantined in between stay there.
+Steps 2 and 3 commit the version as their batch id, so each is done once. A replay that finds a
+journal resumes with its step 2 or 3, even if the rules have changed. Rows that were quarantined in
+between stay there.
 
 If rows are selected, only the files with a selected row are staged, and the journal lists them:
-step 3 removes these files and adds their other rows again. A selection that moves no row makes no
-commit, so the next one may use the same version as its fence.
+step 3 removes these files and adds their other rows again. A replay that moves no row makes no
+commit, so the next one may use the same version as its batch id.
 """
 
 import json
@@ -75,18 +76,18 @@ _ALL = RowSelection()
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
     table: str
-    version: int | None  # of the quarantine; None without one
+    version: int | None  # of the quarantine; None if there is none
     chosen: int = 0  # rows that the rules were applied to
     moved: int = 0  # to the table
     kept: int = 0  # still violate a rule
     resumed: bool = False  # an interrupted replay was completed
-    finished: "Replayed | None" = None  # of that one, if it had another selection
+    finished: "Replayed | None" = None  # result of the interrupted replay if its selection differs
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPreview:
     table: str
-    version: int | None  # of the quarantine; None without one
+    version: int | None  # of the quarantine; None if there is none
     moves: int  # selected rows that pass
     keeps: int  # selected rows that violate a rule
     by_rule: Mapping[str, int]  # rows in `keeps`
@@ -99,10 +100,10 @@ class ReplayPreview:
 
 @dataclass(frozen=True, kw_only=True)
 class _Staged:
-    """A replay in its journal."""
+    """The journal entry of a replay."""
 
     version: int  # of the quarantine
-    files: Sequence[Sequence[str]] | None = None  # to remove, by `file_identity`; None = all
+    files: Sequence[Sequence[str]] | None = None  # to remove, by `file_identity`; None means all
     selection: Mapping[str, Any] = field(default_factory=dict)
     # Unique, for the names of folders: a driver that has lost its lease may still write its own.
     suffix: str = ""
@@ -111,7 +112,8 @@ class _Staged:
 def replay_journal(
     files: StorageFiles, layout: StorageLayout, node: DatasetNode
 ) -> Journal[_Staged]:
-    # Fails for `quarantine_version` of earlier versions: their commits have another app id.
+    # Does not load entries of earlier versions (field `quarantine_version`), as their commits have
+    # another app id.
     return Journal(files, layout.replay_staging(node.name), _Staged)
 
 
@@ -135,21 +137,21 @@ class QuarantineReplay:
         self._flow = f"replay of {quarantine.name}"
         self._journal = replay_journal(StorageFiles(spark), pipeline.tables.layout, node)
         self._quarantine_path = quarantine.path
-        self._expectations = node.declared.expectations  # the present ones
+        self._expectations = node.declared.expectations  # current rules
         queries = [json.loads(pipeline.graph.flows[f].analysis.schema_json) for f in node.flows]
         self._queried = {field["name"].lower() for query in queries for field in query["fields"]}
         self._exists = self._delta.version(quarantine.path) >= 0
         table_id = ""
         if self._exists:
             table_id = self._delta.metadata(self._delta.begin(quarantine.path)).id
-        # The key: other defaults of catalog and schema change the name. The id: versions of a
-        # quarantine that was dropped and recreated start at 0 again.
+        # The key, because the name depends on the default catalog and schema. The id, because the
+        # versions of a recreated quarantine start at 0 again.
         self._app_id = f"{node.key}/replay/{table_id}"
         self._target = FencedTable(self._delta, target, self._app_id)
         self._quarantine = FencedTable(self._delta, quarantine, self._app_id)
 
     def run(self, selection: RowSelection) -> Replayed:
-        """Complete an interrupted replay; then replay the selected rows, unless it had these."""
+        """Complete an interrupted replay; then replay the selection, unless it had the same."""
         pending = self._journal.load()
         if pending is None:
             return self._begin(selection)
@@ -196,7 +198,7 @@ class QuarantineReplay:
         return SelectedRows(version=version, files=None, rows=every)
 
     def _begin(self, selection: RowSelection) -> Replayed:
-        self._journal.delete()  # files of a replay that was interrupted before its journal
+        self._journal.delete()  # files of a replay that was killed before it had a journal
         if not self._exists:
             return Replayed(table=self._name, version=None)
         selected = self._select(selection)
@@ -256,7 +258,7 @@ class QuarantineReplay:
             value, own = F.col(quoted(column.name)), kept.get(column.name.lower())
             for name in compare(table, StructType([column])).added:
                 has_values = value.isNotNull()
-                if own is not None:  # in fields: JSON has only those that are not NULL
+                if own is not None:  # in fields: JSON contains only those that are not NULL
                     fitting = cast_by_name(value, column.dataType, own.dataType)
                     fitting = cast_by_name(fitting, own.dataType, column.dataType)
                     same = fitting.alias(column.name)
@@ -272,7 +274,7 @@ class QuarantineReplay:
         move, remove = f"{update} <new name> = {old}, {old} = NULL", f"{update} {old} = NULL"
         kind = column.dataType.simpleString()
         if fields and ("array<" in kind or "map<" in kind):
-            # UPDATE does not assign fields in them.
+            # UPDATE cannot assign fields in arrays and maps.
             function = "transform" if kind.startswith("array<") else "transform_values"
             move = f"{update} {top} = <an expression with all fields, made by {function}()>"
             remove = "the same with NULL in the field"

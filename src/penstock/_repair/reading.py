@@ -62,7 +62,7 @@ def list_quarantines(settings: PipelineSettings) -> "list[QuarantineSummary]":
 def readable_storage(
     settings: PipelineSettings, spark: "SparkSession | None" = None, flows: Collection[str] = ()
 ) -> Iterator[ReadableStorage]:
-    """The storage of a pipeline if it is local, else a temporary copy of its small files.
+    """The storage of a pipeline if it is local, otherwise a temporary copy of its small files.
 
     `spark` is the session of an open pipeline; by default, one is opened. With `flows`, only
     their checkpoints are copied, and no logs of tables.
@@ -109,7 +109,7 @@ def read_flow_state(
 
 @contextmanager
 def stopped_storage(settings: PipelineSettings, **holder: str) -> "Iterator[SparkSession]":
-    """A session without queries, while no update runs; the leases show `holder` to others."""
+    """A session without queries that excludes updates; refused commands are shown `holder`."""
     from penstock._runtime.leases import NOT_STOPPABLE, PipelineLeases
     from penstock._session import open_session, spark_log
 

@@ -3,8 +3,8 @@
 The epoch makes it safe: it is part of the checkpoint's path and of the application id of the flow's
 transactions. The new epoch takes effect with the state file of the flow, which is replaced
 atomically. So after a crash the flow has the old checkpoint or the new one, and batch ids that
-start at 0 again are never taken for those of the old one. A reset that empties the table is marked
-in the same file, and finished by the next update.
+start at 0 again never match those of the old one. A reset that empties the table is marked in the
+same file, and finished by the next update.
 """
 
 import time
@@ -41,10 +41,10 @@ class ResetPlan:
     new_epoch: str | None  # None for a plan
     old_checkpoint: str  # folder
     sources: tuple[StartReport, ...]  # rows that each source repeats or skips
-    effect: str  # of repeated rows on the target: keyed, recomputed, added or refused
+    effect: str  # effect of repeated rows on the target: keyed, recomputed, added or refused
     truncates: bool  # the table is emptied
     refused: str | None  # why it needs an option of the user
-    hint: str  # such options
+    hint: str  # options that allow it
     steps: tuple[str, ...]  # one sentence each
 
 
@@ -59,7 +59,7 @@ def reset_flow(
 ) -> ResetPlan:
     """Plan a new checkpoint for a flow, and create it.
 
-    `accept_duplicates` also allows results of a part of the source.
+    `accept_duplicates` also allows results that are computed from a part of the source.
     """
     with (
         open_for_command(settings, "checkpoint reset") as pipeline,
@@ -131,7 +131,8 @@ def why_refused(
 ) -> str | None:
     """Why a reset needs an option of the user; `None` if it does not.
 
-    `is_whole`: all sources are read from their start; `lost`: what they do not have any more.
+    `is_whole` means that all sources are read from their start; `lost` describes rows that they no
+    longer have.
     """
     if effect == "keyed":
         return None
@@ -160,7 +161,7 @@ def why_refused(
 
 
 def ways_out(pipeline: OpenPipeline, node: FlowNode, effect: str, *, is_whole: bool) -> str:
-    """Options of a reset that is refused otherwise."""
+    """Options that allow a refused reset."""
     ways = []
     with suppress(PlanError):
         check_resettable(pipeline, node, truncate=True)
@@ -185,7 +186,7 @@ def check_resettable(pipeline: OpenPipeline, node: FlowNode, *, truncate: bool) 
         reason = "it has no checkpoint: it is not a streaming flow, or one that runs once"
         hint = f"--full-refresh {node.flow.target} recomputes it"
     elif not truncate and state is not None and state.reset_pending:
-        # Part of the rows may be gone: the table must be emptied before it gets others.
+        # Some rows may be deleted already: the table must be emptied before new ones are added.
         reason = "its full refresh is unfinished"
         hint = "run the pipeline first; or reset with --truncate"
     elif truncate and dataset is None:
@@ -214,7 +215,7 @@ def _current(settings: PipelineSettings, flow: str) -> Checkpoint:
     every = checkpoints(settings, flow)
     current = next((checkpoint for checkpoint in every if checkpoint.is_current), None)
     if current is None and flow not in flow_records(settings):
-        # Without the state file it is unknown which one is current: the one written last.
+        # Without the state file, the checkpoint that was written last is assumed to be current.
         current = max(every, key=lambda checkpoint: checkpoint.path.stat().st_mtime)
     if current is None:
         raise SpecError(
@@ -226,7 +227,7 @@ def _current(settings: PipelineSettings, flow: str) -> Checkpoint:
 
 
 def effect_on_target(graph: DataflowGraph, node: FlowNode) -> str:
-    """See docs/checkpoints.md."""
+    """The effect of repeated rows on the target of a flow; see docs/checkpoints.md."""
     sink = graph.sinks.get(node.target)
     if sink is not None:
         if sink.facts.refuses_new_checkpoint:

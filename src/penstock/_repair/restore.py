@@ -1,10 +1,10 @@
 """Restores a savepoint: all tables of a pipeline, then its checkpoints.
 
-A journal is written first; with it, updates are refused until the restore is complete, and a
-restore that was interrupted continues when it is called again. Each table gets its old rows, schema
-and properties in a commit of Delta's RESTORE, so its history stays. A new commit is what streams
-that read the table would take for changes: so each flow gets its old checkpoint under a new epoch,
-with the offsets of the pipeline's tables set to the version after the restore.
+A journal is written first. While it exists, updates are refused, and an interrupted restore resumes
+when it is called again. Delta's RESTORE commits the old rows, schema and properties of each table,
+so its history is kept. Streams that read the table would process this commit as changes, so each
+flow gets its old checkpoint under a new epoch, with the offsets of the pipeline's tables set to the
+version after the restore.
 """
 
 import json
@@ -52,8 +52,8 @@ _THREADS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreOptions:
-    accept_duplicates: bool = False  # sinks get the rows of later batches a second time
-    keeps_undo: bool = True  # take a savepoint of the present state first
+    accept_duplicates: bool = False  # sinks may get duplicate rows of later batches
+    keeps_undo: bool = True  # take a savepoint of the current state first
     execute: bool = False  # otherwise the plan is only reported
 
 
@@ -68,11 +68,11 @@ class RestoreReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Restore:
-    """The journal."""
+    """The journal entry."""
 
     savepoint: str
     undo: str | None
-    epochs: Mapping[str, str]  # new ones, by flow
+    epochs: Mapping[str, str]  # new epochs by flow
     versions: dict[str, int] = field(default_factory=dict)  # of restored tables, by path
 
 
@@ -163,10 +163,10 @@ class _Run:
         return steps
 
     def _check(self, table: SavedTable) -> None:
-        """Refuse a table of others, one that was replaced, or an incomplete version."""
+        """Refuse a table of another pipeline, a recreated table, or an incomplete version."""
         root, name = self._layout.root, self._pipeline.settings.name
         if table.path not in self._declared() and not table.path.startswith(f"{root}/"):
-            # In a copy of a storage, the savepoints have the tables of the original.
+            # In a copy of a storage, savepoints contain the paths of the original tables.
             raise _impossible(table, f"{table.path} is not in the storage {root}")
         snapshot = self._delta.snapshot(table.path)
         newest = int(snapshot.version())
@@ -184,7 +184,7 @@ class _Run:
             reason = "its log was cleaned up (delta.logRetentionDuration)"
             raise _impossible(table, reason) from error
         uris = list(self._locations(table.path, self._removed_files(table, newest)))
-        # A request per file to an object store: one after another takes minutes.
+        # Each file needs a request to an object store: sequentially, this takes minutes.
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
             for uri, exists in zip(uris, pool.map(self._files.exists, uris), strict=True):
                 if not exists:
@@ -192,10 +192,10 @@ class _Run:
                     raise _impossible(table, f"VACUUM has deleted its file {uri}")
 
     def _check_sink(self, node: FlowNode, checkpoint: str, *, keeps_undo: bool) -> None:
-        """Refuse if a sink has not got all rows that the restored tables will have.
+        """Refuse if a sink does not have all rows of the restored tables.
 
-        The offsets of its flow are set behind them. With a way back, the tables may get all rows
-        that they have now.
+        The offsets of its flow are set after these rows. With `keeps_undo`, the sink must have all
+        current rows, because the undo may restore them.
         """
         planned, finished = (self._table_offsets(checkpoint, of) for of in ("offsets", "commits"))
         for table in self._savepoint.tables:
@@ -222,7 +222,7 @@ class _Run:
         return list(table_offsets(text))
 
     def _removed_files(self, table: SavedTable, newest: int) -> list[dict[str, Any]]:
-        """The `remove` actions for files of the saved version: their first actions since."""
+        """The `remove` actions since the saved version for the files that it contains."""
         seen: set[tuple[str, str]] = set()
         removed = []
         for version in range(table.version + 1, newest + 1):
@@ -233,7 +233,7 @@ class _Run:
         return removed
 
     def _locations(self, path: str, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        """Data files and deletion vectors."""
+        """URIs of data files and deletion vectors."""
         folder = self._delta.jvm.org.apache.hadoop.fs.Path(path)
         for content in files:
             uri = unquote(content["path"])
@@ -243,7 +243,7 @@ class _Run:
                 yield str(vector.absolutePath(folder).toString())
 
     def _declared(self) -> dict[str, TableRef]:
-        """The tables of the present datasets by path; they may not exist."""
+        """The tables of the current datasets by path; they may not exist."""
         return {
             ref.path: ref
             for node in self._pipeline.graph.stored()
@@ -251,7 +251,7 @@ class _Run:
         }
 
     def _new_tables(self) -> list[TableRef]:
-        """Tables that flows fill from the beginning: they are new, or were views then."""
+        """Tables that flows fill from the beginning: not in the savepoint, or as views."""
         graph, tables = self._pipeline.graph, self._pipeline.tables
         streamed = {
             ref.path
@@ -271,7 +271,7 @@ class _Run:
         ]
 
     def _new_flows(self) -> list[str]:
-        """Flows that the savepoint does not have, also into its tables by code that is gone."""
+        """Flows that are not in the savepoint, including undeclared flows into its tables."""
         saved = {flow.flow for flow in self._savepoint.flows}
         ids = {table.table_id for table in self._savepoint.tables}
         state, flows = self._pipeline.state, self._pipeline.graph.flows
@@ -324,10 +324,10 @@ class _Run:
         for name in self._new_flows():
             self._pipeline.state.new_flow(name, {})
         for name in self._pipeline.state.names("flows"):
-            # An unfinished migration has read rows that flows are going to write again.
+            # An unfinished migration has read rows that flows will write again.
             self._files.delete_tree(self._layout.migration_folder(name))
         for dataset in self._pipeline.graph.stored():
-            # An unfinished replay would add rows that flows are going to write again.
+            # An unfinished replay would add rows that flows will write again.
             self._files.delete_tree(self._layout.replay_staging(dataset.name))
             self._restore_view(dataset, {ref.path for ref in new})
         for _, checkpoint in self._sink_flows():
@@ -337,7 +337,7 @@ class _Run:
         return replace(report, undo=begun.undo)
 
     def _restore_view(self, dataset: DatasetNode, emptied: set[str]) -> None:
-        """Let the next refresh be complete; a stream must still not add rows to those of a view."""
+        """Make the next refresh complete, but keep the record that the rows are of a view."""
         path, state = self._pipeline.tables.paths[dataset.key], self._pipeline.state
         view = next((table.view for table in self._savepoint.tables if table.path == path), {})
         if view and path not in emptied:
@@ -362,7 +362,7 @@ class _Run:
         return begun
 
     def _restore(self, table: SavedTable, begun: _Restore) -> int:
-        """Restore a table, and continue the batch numbers of its flows; the new version."""
+        """Restore a table, continue the batch numbers of its flows, return the new version."""
         if table.path in begun.versions:
             return begun.versions[table.path]
         ref = TableRef(table.path, table.name)
@@ -393,13 +393,13 @@ class _Run:
         if copy_checkpoint(self._files, f"{folder}/checkpoint", checkpoint):
             for name in (DECISION_FILE, NOTE_FILE):  # of batches under the old epoch
                 self._files.delete_tree(f"{checkpoint}/{name}")
-            if flow.is_declared:  # others have rows to read, and stop if these were removed
+            if flow.is_declared:  # others may have unread rows, and stop if these were removed
                 self._move_offsets(checkpoint, starts)
             self._files.copy_tree(f"{folder}/files", self._layout.source_files(flow.flow, epoch))
             forget_listings(self._files, self._layout, flow.flow, epoch)
             self._after("copied", flow.flow)
         saved = state_of(flow.state)
-        # `starts` are for a first batch, which would be planned with the versions of the past.
+        # `starts` apply to a first batch, which would be planned with old versions.
         self._pipeline.state.save_flow(flow.flow, replace(saved, epoch=epoch, starts={}))
 
     def _move_offsets(self, checkpoint: str, starts: Mapping[str, int]) -> None:
@@ -416,7 +416,7 @@ class _Run:
 
 
 def moved_offsets(text: str, starts: Mapping[str, int]) -> str:
-    """A file of `offsets`, with Delta tables, by their ids, at the start of a version."""
+    """The text of an offsets file with the tables in `starts` at the start of a version."""
     lines = []
     for line in text.split("\n"):
         offset = next(table_offsets(line), None)

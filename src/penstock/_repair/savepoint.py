@@ -109,7 +109,7 @@ def list_savepoints(settings: PipelineSettings) -> list[Savepoint]:
 def delete_savepoint(settings: PipelineSettings, name: str, *, execute: bool) -> Savepoint:
     """Delete a savepoint, so that VACUUM may remove the files that only it needs.
 
-    Without `execute`, it is only looked up.
+    Without `execute`, it is only returned.
     """
     with stopped_storage(settings, command="penstock savepoint delete") as spark:
         files, layout = StorageFiles(spark), layout_of(settings)
@@ -144,7 +144,7 @@ def _flow(
     node: FlowNode,
     tables: tuple[SavedTable, ...],
 ) -> SavedFlow | None:
-    """A flow at rest; `None` before its first start, or if its rows are of a batch query."""
+    """A flow at rest; `None` before its first start, or if a batch query wrote its rows."""
     name, layout = node.flow.name, pipeline.tables.layout
     state, view = pipeline.state.flow(name), pipeline.state.view(node.target)
     # A batch query may have a checkpoint of an earlier streaming query.
@@ -184,7 +184,7 @@ def _flow(
 def _removed_flows(
     pipeline: OpenPipeline, files: StorageFiles, delta: DeltaJvm, tables: tuple[SavedTable, ...]
 ) -> Iterator[SavedFlow]:
-    """Flows with rows in the tables whose code was removed: after a restore, it may be back."""
+    """Flows into the tables that are no longer declared: a restored version may declare them."""
     ids = {table.table_id for table in tables if not table.view.get("deployed")}
     for name in pipeline.state.names("flows"):
         state = pipeline.state.flow(name)
@@ -220,9 +220,9 @@ def unread_versions(
     offset: Mapping[str, Any],
     last: int | None = None,
 ) -> int | None:
-    """How many versions after an offset, up to the last, have rows for a flow; `None` if unknown.
+    """The number of versions after an offset, up to `last`, with rows for a flow.
 
-    Rows that a version removes are only for a flow that reads the change data feed.
+    `None` if it is unknown. Removed rows count only if the flow reads the change data feed.
     """
 
     def count(*, of_changes: bool) -> int | None:
@@ -234,7 +234,7 @@ def unread_versions(
     if not changed:
         return changed
     added = count(of_changes=False)
-    # The query is evaluated only where it makes a difference.
+    # The query is evaluated only if the counts differ.
     reads_changes = changed != added and any(
         isinstance(source, DeltaStream)
         and source.path == path_key(table.path)

@@ -44,12 +44,12 @@ _ROW_ERRORS = (
 @dataclass(frozen=True, kw_only=True)
 class SelectedRows:
     version: int
-    files: frozenset[tuple[str, str]] | None  # with a selected row, by `file_identity`; None = all
+    files: frozenset[tuple[str, str]] | None  # with a selected row, by `file_identity`; None: all
     rows: DataFrame | None  # all rows of these files, with the column `SELECTED`
 
 
 class RowSearch:
-    """Evaluates a selection, not of all rows, on the newest version."""
+    """Evaluates a selection that is not of all rows on the newest version."""
 
     def __init__(self, delta: DeltaJvm, quarantine: TableRef, selection: RowSelection) -> None:
         self._delta = delta
@@ -62,7 +62,10 @@ class RowSearch:
         self._files = {self._path(content["path"]): content for content in contents}
 
     def find(self, declared: Sequence[str]) -> SelectedRows:
-        """`declared` rules of the table may be selected even if no row violated them."""
+        """Find the files with a selected row, and their rows.
+
+        `declared` rules of the table may be selected even if no row violated them.
+        """
         all_rows = self._read(None)
         condition = self._condition(all_rows)
         if self._selection.rules:
@@ -163,7 +166,7 @@ class RowSearch:
         return unquote(urlsplit(name).path).removeprefix(self._base.rstrip("/") + "/")
 
     def _read(self, contents: Sequence[Mapping[str, Any]] | None) -> DataFrame:
-        """Rows with the column `_METADATA`; of some files with `row_index`, or all without it."""
+        """Rows with the column `_METADATA`, which has `row_index` only if files are given."""
         if contents is None:
             versioned = self._delta.spark.read.format("delta").option("versionAsOf", self._version)
             rows = versioned.load(self._quarantine.path)
@@ -183,7 +186,7 @@ def _location(file: Column, position: Column) -> Column:
 
 
 def _checked(rows: DataFrame, text: str) -> Column:
-    """A condition of the user, if it depends on single rows only."""
+    """The column of a user's condition, which must depend on single rows only."""
     session: Any = rows.sparkSession._jsparkSession
     try:
         # Parsed alone, so that an unbalanced bracket cannot end the surrounding expression.

@@ -1,7 +1,7 @@
 """The new table of a migration: runs a flow to the end of its sources, into another table.
 
-The engine runs it as in an update, so an update can continue with its checkpoint. Only the location
-of the table and the flow's state differ.
+The engine runs it as in an update, so an update can continue with its checkpoint. Only the
+locations of the table and of the flow's state differ.
 """
 
 import json
@@ -135,7 +135,7 @@ class Shadow:
             raise ended[0]
 
     def replace_tables(self, after_quarantine: Callable[[], None]) -> CommitResult:
-        """Replace the old rows by the new ones: one commit per table, quarantine first."""
+        """Replace the old rows with the new ones: one commit per table, quarantine first."""
         spark, tables, flow = self.pipeline.spark, self.pipeline.tables, self.node.flow.name
         identity = tables.app_id(flow, self.epoch)
         last = last_number(DeltaJvm(spark), self.table.path, identity)
@@ -158,7 +158,7 @@ def swap_rows(
 ) -> CommitResult:
     """Replace the rows, columns and partitions of a table; id, properties and history stay.
 
-    Readers see the old rows or the new ones. The commit records batch `last` of `app_id` (-1 =
+    Readers see the old rows or the new ones. The commit records batch `last` of `app_id` (-1 means
     none), so a writer with that app id continues after it. Called again, it does nothing.
     """
     delta = DeltaJvm(spark)
@@ -200,7 +200,7 @@ def _unmapped(part: Any) -> Any:
 
 
 def restore_rows(spark: SparkSession, table: TableRef, version: int) -> None:
-    """Restore an earlier version of a table in a commit; -1 = no rows."""
+    """Restore an earlier version of a table in a commit; version -1 removes all rows."""
     if version < 0:
         reset_table(spark, table)
         return
