@@ -1,1 +1,1 @@
-"""Where rows of a flow go that no table of the pipeline takes."""
+"""Sinks: systems outside of the pipeline's tables that flows write to."""

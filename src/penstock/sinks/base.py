@@ -1,14 +1,14 @@
 """The contract of a sink: a system outside of the pipeline's tables that flows write to.
 
-A `Sink` is a system, known by the names of its formats. Its `open` makes an `OpenedSink` for one
-flow, when its query is about to start. There are two kinds: a `BatchSink` writes each micro-batch
+A `Sink` is a system, identified by the names of its formats. Its `open` creates an `OpenedSink` for
+one flow, before the query starts. There are two kinds: a `BatchSink` writes each micro-batch
 itself, a `StreamSink` leaves the writing to a stream writer of Spark. Another package adds a system
-with an entry point `penstock.sinks` that names a subclass of `Sink`; no other code has to know it.
-docs/adding-a-sink.md has a complete one.
+with an entry point `penstock.sinks` that names a subclass of `Sink`; no other code changes.
+docs/adding-a-sink.md has a complete example.
 
-Only `open` must be written. After a crash a batch is written again with the same rows, the same id
-and the same epoch: a sink that remembers the last id of each epoch delivers exactly once, one that
-does not at least once.
+Only `open` must be implemented. After a crash a batch is written again with the same rows, the same
+id and the same epoch: a sink that stores the last id of each epoch delivers exactly once, any other
+sink at least once.
 """
 
 from abc import ABC, abstractmethod
@@ -31,22 +31,22 @@ from penstock.errors import CheckpointError, ConnectorError, PenstockError
 
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """A flow that writes to a sink, when its query is about to start.
+    """A flow that writes to a sink, before its query starts.
 
     Attributes:
         spark: The session.
         pipeline: Name of the pipeline.
         flow: The flow.
-        epoch: Of its checkpoint. Batch ids begin at 0 with each epoch.
-        checkpoint: Its folder; may not exist yet.
-        schema: Of its query.
-        format: As in `create_sink`.
-        options: Mapped and checked, with secrets filled in.
-        has_batches: Off for continuous processing and real-time mode, which need a `StreamSink`.
-        function: Of `foreach_batch_sink`.
-        map_path: The location that a path in the user's code stands for.
-        table_path: Where a table of this name lies below the pipeline's storage.
-        notes: Folder for what is remembered about batches; it belongs to the epoch.
+        epoch: Epoch of the checkpoint. Batch ids start at 0 in each epoch.
+        checkpoint: Folder of the checkpoint; may not exist yet.
+        schema: Schema of the query.
+        format: Format, as in `create_sink`.
+        options: Options of the sink, mapped and checked, with secrets resolved.
+        has_batches: False for continuous processing and real-time mode, which need a `StreamSink`.
+        function: Function of a `foreach_batch_sink`.
+        map_path: Returns the location that a path in the user's code is mapped to.
+        table_path: Returns the location of a table in the pipeline's storage by its name.
+        notes: Folder for data about batches, specific to the epoch.
     """
 
     spark: SparkSession
@@ -69,9 +69,9 @@ class SinkCommit:
     """What one batch wrote to a sink.
 
     Attributes:
-        rows: In the batch; `None` if the sink does not count them.
+        rows: Number of rows in the batch; `None` if the sink does not count them.
         is_upsert: Whether rows were merged rather than added.
-        replayed: An earlier attempt had written it.
+        replayed: Whether an earlier attempt has already written the batch.
     """
 
     rows: int | None
@@ -79,7 +79,7 @@ class SinkCommit:
     replayed: bool = False
 
     def event(self, origin: EventOrigin, message: str) -> Event:
-        """The `flow_progress` event with its counts."""
+        """The `flow_progress` event with the counts of the batch."""
         metrics = FlowMetrics(
             num_output_rows=None if self.is_upsert else self.rows,
             num_upserted_rows=self.rows if self.is_upsert else None,
@@ -101,8 +101,8 @@ class StreamSink(OpenedSink):
     """A stream writer of Spark: `writeStream.format(...).options(...)`. Spark commits the batches.
 
     Args:
-        format: Of the writer.
-        options: Of the writer.
+        format: Format of the writer.
+        options: Options of the writer.
     """
 
     def __init__(self, format: str, options: Mapping[str, str]) -> None:
@@ -117,31 +117,31 @@ class BatchSink(OpenedSink, ABC):
 
     @abstractmethod
     def write(self, df: DataFrame, batch_id: int) -> SinkCommit:
-        """Write one micro-batch, or recognize it as written; for `foreachBatch`.
+        """Write one micro-batch unless it is already written; called by `foreachBatch`.
 
-        A batch that is recognized must be evaluated all the same (`evaluate`): a stateful query
-        computes the state of a batch with its rows.
+        A batch that is already written must still be evaluated (`evaluate`): a stateful query
+        updates its state while it computes the rows.
 
         Args:
-            df: The rows; the same when the batch is written again.
-            batch_id: Counted from 0 in each epoch.
+            df: The rows; the same if the batch is written again.
+            batch_id: Id of the batch, starting at 0 in each epoch.
 
         Raises:
-            PenstockError: It failed; `retryable` says whether another start can help.
+            PenstockError: The write failed; `retryable` states whether a restart can succeed.
         """
 
     def close(self) -> None:  # most writers keep nothing open
-        """The query has ended, whatever the reason; called at most once, on a thread of its own."""
+        """Release resources after the end of the query; called at most once, on its own thread."""
 
 
 class Sink(ABC):
-    """A system, by the names of its formats. One object per process, without state.
+    """A system that flows write to. There is one stateless object per process.
 
     Attributes:
-        formats: Names for `create_sink`, lower case.
-        refused_modes: Output modes that it does not take, and why.
-        instead: What to do instead of them.
-        is_transient: Whether what it holds ends with the process, so that its flows start over.
+        formats: Format names for `create_sink`, in lower case.
+        refused_modes: Unsupported output modes, with the reason.
+        instead: Alternative to the unsupported output modes.
+        is_transient: Whether its data is lost when the process ends, so that its flows start over.
     """
 
     formats: ClassVar[Sequence[str]] = ()
@@ -151,70 +151,70 @@ class Sink(ABC):
 
     @property
     def modes(self) -> tuple[OutputMode, ...]:
-        """The output modes that it takes, whatever its options."""
+        """The output modes that the sink supports, with any options."""
         every = (OutputMode.APPEND, OutputMode.COMPLETE, OutputMode.UPDATE)
         return tuple(mode for mode in every if mode not in self.refused_modes)
 
     def facts(self, options: Mapping[str, str]) -> SinkFacts:
-        """What its options say, secrets not filled in. Never raises."""
+        """Facts about the sink from its options, without resolving secrets. Never raises."""
         path = option(options, "path")
         return SinkFacts(location=place_of(path) if path and "${" not in path else None)
 
     def map_options(
         self, options: Mapping[str, str], map_path: Callable[[str], str]
     ) -> dict[str, str]:
-        """The options with paths and addresses of another platform replaced; see `paths`."""
+        """The options with mapped paths and addresses; see the setting `paths`."""
         return {
             name: real_path(value, map_path) if name.lower() == "path" and value.strip() else value
             for name, value in options.items()
         }
 
     def endpoints(self, options: Mapping[str, str]) -> Sequence[str]:
-        """Addresses that a write connects to, for the list of what a project needs."""
+        """Addresses that a write connects to, for the requirements of a project."""
         return []
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """The options as its writer takes them, with defaults.
+        """Check the options; returns those of the writer, with defaults.
 
         Args:
-            options: Mapped, with secrets filled in.
+            options: Mapped options, with secrets resolved.
 
         Raises:
-            ConnectorError: It cannot be written with these options.
+            ConnectorError: The options are invalid.
         """
         return dict(options)
 
     def check_query(  # noqa: B027  # most sinks take every query
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
-        """Refuse a query that cannot be written with these options, before anything starts.
+        """Refuse a query that cannot be written with these options, before the update starts.
 
-        Nothing is connected to.
+        Makes no connections.
 
         Args:
-            options: From `check_options`.
-            columns: Names of the query's columns, and Spark's simple names of their types.
-            mode: Of the flow; one of `modes`.
+            options: Options from `check_options`.
+            columns: Column names of the query, and Spark's simple names of their types.
+            mode: Output mode of the flow; one of `modes`.
 
         Raises:
-            ConnectorError: Columns or a mode that do not go with the options.
+            ConnectorError: The columns or the mode are not compatible with the options.
         """
 
     @abstractmethod
     def open(self, write: Write) -> OpenedSink:
-        """The writer of a flow.
+        """Create the writer of a flow.
 
         Called before each start of the query, on the thread that starts it.
 
         Raises:
-            PenstockError: The system is not there, or does not take what the query has.
+            PenstockError: The system is not available, or does not accept the query's rows.
         """
 
     def explain(self, text: str, flow: Flow, batch_id: int | None) -> PenstockError | None:
         """The error for a failure of a flow that this system caused; `None` if it did not.
 
         Args:
-            text: All that the failure says, with its causes in the JVM.
+            text: Full text of the failure, including its causes in the JVM.
             flow: The flow that failed.
             batch_id: The micro-batch in flight, if known.
         """
@@ -222,12 +222,12 @@ class Sink(ABC):
 
 
 def option(options: Mapping[str, str], name: str) -> str:
-    """The value of an option, whatever the case of its name; empty without it."""
+    """The value of an option, by its case-insensitive name; empty if it is not set."""
     return next((value for key, value in options.items() if key.lower() == name.lower()), "")
 
 
 def require_location(kind: str, options: Mapping[str, str], *names: str) -> None:
-    """Refuse options that name no location, or what Spark's writer does not read from options.
+    """Refuse options without a location, and options that Spark's writer does not support.
 
     Raises:
         ConnectorError: `SINK_OPTION_MISSING`, `SINK_OPTION_REFUSED`.
@@ -254,7 +254,7 @@ def require_location(kind: str, options: Mapping[str, str], *names: str) -> None
 
 
 def check_names(schema: StructType) -> None:
-    """Refuse two columns of one name, which Spark writes to files that it cannot read.
+    """Refuse duplicate column names, which Spark writes to files that it cannot read.
 
     Raises:
         ConnectorError: `SINK_SCHEMA_INCOMPATIBLE`.
@@ -268,10 +268,10 @@ def check_names(schema: StructType) -> None:
 
 
 def check_checkpoint(write: Write, last: int, place: str) -> None:
-    """Refuse a checkpoint without the last batch of its target: its next ones would be skipped.
+    """Refuse a checkpoint that lacks the last batch of its target: new batches would be skipped.
 
-    A batch is planned before it is written. So the checkpoint is new, or an older copy; or the
-    target has the batches of another flow.
+    A batch is planned in the checkpoint before it is written. If the checkpoint lacks it, the
+    checkpoint is new or an older copy, or the target has the batches of another flow.
 
     Raises:
         CheckpointError: `SINK_CHECKPOINT_LOST`.

@@ -1,4 +1,4 @@
-"""Delta tables that are not the pipeline's own as sinks: exactly once."""
+"""Delta tables outside of the pipeline as sinks: exactly once."""
 
 import json
 import re
@@ -28,7 +28,7 @@ _MISMATCH = re.compile(
 
 
 class DeltaSink(SparkSink):
-    """Written by Delta's sink, whose commits have the id of the query and the batch."""
+    """A Delta table, written by Delta's sink: commits have the ids of the query and the batch."""
 
     formats = ("delta",)
     refused_modes: ClassVar[Mapping[OutputMode, str]] = {

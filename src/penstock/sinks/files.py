@@ -1,4 +1,4 @@
-"""Folders of files as sinks: exactly once for readers that know Spark's log of the folder."""
+"""Folders of files as sinks: exactly once for readers that use Spark's log of the folder."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -23,10 +23,10 @@ _LOG = "_spark_metadata"
 
 
 class FileSink(SparkSink):
-    """Adds files; the log in `_spark_metadata` lists the valid ones.
+    """Adds files; the log in `_spark_metadata` lists the committed ones.
 
-    Spark identifies batches by their id alone: it skips those of another flow, or of a new
-    checkpoint, whose id is in the log.
+    Spark identifies batches only by their id: it skips batches of another flow, or of a new
+    checkpoint, if their id is in the log.
     """
 
     formats: ClassVar[Sequence[str]] = FORMATS

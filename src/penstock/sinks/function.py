@@ -1,4 +1,4 @@
-"""Sinks that are functions of the user: called per micro-batch, with helpers at hand."""
+"""Sinks that are user functions, called for each micro-batch, and the helpers for them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ from penstock.sinks.kafka import KafkaSink
 
 
 class FunctionSink(Sink):
-    """A function with `@dp.foreach_batch_sink`, which is called again with a repeated batch."""
+    """A function with `@dp.foreach_batch_sink`, which is called again if a batch is repeated."""
 
     formats = ("foreach_batch",)
 
@@ -61,7 +61,7 @@ def _without_function(sink_format: str) -> ConnectorError:
 
 
 class FunctionSinkWriter(BatchSink):
-    """Calls a function for the batches of one flow, with the paths and tables of source files."""
+    """Calls a function for each batch of a flow; paths and tables resolve as in source files."""
 
     def __init__(self, write: Write, function: Callable[..., object]) -> None:
         self._opened = write
@@ -81,17 +81,17 @@ class FunctionSinkWriter(BatchSink):
             if error.origin is None:
                 error.origin = flow.origin
             raise
-        except BaseException as error:  # of another kind, Java would wait for an answer for ever
-            # Its text only: a TypeError of the user's code is no bug of ours.
+        except BaseException as error:  # otherwise, Java would wait for a response forever
+            # Only its text: a TypeError in user code is not a bug in Penstock.
             text = traced_text(error)
-            missing_topic = KafkaSink().explain(text, flow, batch_id)  # functions send, too
+            missing_topic = KafkaSink().explain(text, flow, batch_id)  # functions may use Kafka
             raise missing_topic or flow_error(text, flow, batch_id=batch_id) from error
         kill_point("after_target_commit", flow.name, batch_id)
         return SinkCommit(rows=None)
 
 
 class _Tools:
-    """See `BatchTools`."""
+    """Implements `BatchTools`."""
 
     def __init__(self, opened: Write, batch: MicroBatch) -> None:
         self.batch = batch
@@ -110,7 +110,7 @@ class _Tools:
         options: Mapping[str, str],
     ) -> bool:
         location = real_path(path, self._opened.map_path)
-        place = path_key(location) or location  # however it is spelled
+        place = path_key(location) or location  # the same for every spelling
         if (place, name) in self._written:
             raise DefinitionError(
                 "BATCH_WRITE_REPEATED",
@@ -127,7 +127,7 @@ class _Tools:
             check_checkpoint(self._opened, last, location)
             evaluate(df)
             return False
-        # Both options also guard against a writer that commits between the look and this commit.
+        # Both options also guard against a concurrent commit since the check above.
         writer = df.write.format("delta").mode(mode).options(**options)
         writer = writer.option("txnAppId", app_id).option("txnVersion", self.batch.batch_id)
         if partition_by:
@@ -149,7 +149,7 @@ class _Tools:
         files = StorageFiles(self._spark)
         note = f"{self._opened.notes}/{quote(name, safe='')}"
         known = files.read(note)
-        # A file that was being written when the process died has no number.
+        # If the process died while it wrote the file, there is no number in it.
         if known is not None and known.isdecimal() and int(known) >= self.batch.batch_id:
             return False
         action()
@@ -158,7 +158,7 @@ class _Tools:
 
 
 def _task(writer: Any, batch_id: int) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
-    """What hands the rows of a partition to an object or a function."""
+    """A function that passes the rows of a partition to an object or a function."""
     is_object = hasattr(writer, "process")
 
     def task(partition: int, rows: Iterable[Any]) -> Iterator[Any]:

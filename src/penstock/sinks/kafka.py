@@ -1,4 +1,4 @@
-"""At-least-once to Kafka, with an id per message: consumers see which message was sent again."""
+"""Kafka topics as sinks: at least once, with an id per message to recognize duplicates."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 _NO_TOPIC = re.compile(r"Topic (\S+) not present in metadata after \d+ ms")
 _NOT_CONFIRMED = re.compile(r"Expiring \d+ record\(s\) for \S+ ms has passed since batch creation")
-# Kafka's and Spark's words about messages that no retry sends.
+# Errors of Kafka and Spark about messages for which a retry cannot succeed.
 _REFUSED = re.compile(
     r"(?<=RecordTooLargeException: ).+|(?<=InvalidRecordException: ).+|Invalid topics: \[.*?\]"
     r"|Partition \d+ of topic \S+ with partition count \d+ is not present|Invalid partition: -\d+"
@@ -56,7 +56,7 @@ _REFUSED = re.compile(
 
 
 class KafkaSink(Sink):
-    """Topics of Kafka, written by Spark's own connector."""
+    """Kafka topics, written by Spark's Kafka connector."""
 
     formats = ("kafka",)
     refused_modes: ClassVar[Mapping[OutputMode, str]] = {
@@ -98,7 +98,7 @@ class KafkaSink(Sink):
     def check_query(
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
-        if SparkContext._jvm is not None:  # which has Kafka's names of options
+        if SparkContext._jvm is not None:  # needed for Kafka's option names
             refuse_misspelt(options, SparkContext._jvm)
         problems = [
             f"column `{name}` is {kind}, not {' or '.join(_COLUMNS[name])}"
@@ -171,8 +171,8 @@ class KafkaSinkWriter(BatchSink):
     """Sends the batches of one flow.
 
     Spark's producer confirms each message, but there is no commit per batch: a repeated batch is
-    sent again. The header `penstock-id` of each message is the same then: the column `row_id` if
-    the query has one, else `<epoch>/<batch>/<digest>`.
+    sent again, with the same header `penstock-id` in each message. The id is the column `row_id` if
+    the query has one, otherwise `<epoch>/<batch>/<digest>`.
     """
 
     observes_rows = True
@@ -200,11 +200,11 @@ class KafkaSinkWriter(BatchSink):
 
 
 def row_id(df: DataFrame, epoch: str, batch_id: int) -> Column:
-    """The id of a row: the same whenever the batch is run again."""
+    """The id of a row, which is the same if the batch is run again."""
     if "row_id" in df.columns:
         return F.col("row_id").cast("binary")
     parts = [F.col(name) for name in _SENT if name in df.columns]
-    # The hashes skip NULL: without the flags, (1, NULL) and (NULL, 1) would have the same one.
+    # The hashes skip NULL: without the flags, (1, NULL) and (NULL, 1) would have the same hash.
     parts += [F.isnull(part) for part in parts]
     digest = F.concat(F.hex(F.xxhash64(*parts)), F.hex(F.hash(*parts)))
     return F.concat(F.lit(f"{epoch}/{batch_id}/"), F.lower(digest)).cast("binary")

@@ -1,4 +1,4 @@
-"""Built-in sinks, and those of other packages."""
+"""The registry of built-in sinks and of sinks from other packages."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -33,7 +33,7 @@ _BUILT_IN: tuple[Sink, ...] = (
 
 
 def sink_of(sink_format: str) -> Sink:
-    """The sink for a format, in any case; `SparkSink` for an unknown one."""
+    """The sink for a format, case-insensitive; `SparkSink` for an unknown format."""
     return _sinks().get(sink_format.lower()) or _SPARK
 
 

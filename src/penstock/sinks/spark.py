@@ -1,4 +1,4 @@
-"""Sinks that Spark provides: for debugging, and Python data sources."""
+"""Sinks that Spark provides: those for debugging, and Python data sources."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -9,7 +9,7 @@ from penstock.sinks.base import OpenedSink, Sink, StreamSink, Write
 
 
 class SparkSink(Sink):
-    """Written by Spark's stream writer; the delivery guarantee is that of the format."""
+    """A sink of Spark's stream writer; the delivery guarantee depends on the format."""
 
     triggers: ClassVar[frozenset[TriggerKind]] = frozenset()
 
@@ -35,9 +35,9 @@ class NoopSink(SparkSink):
 
 
 class MemorySink(SparkSink):
-    """A temporary view, named like the flow.
+    """A temporary view with the name of the flow.
 
-    Spark refuses to continue from a checkpoint of it: the rows before would be missing.
+    Spark refuses to resume from its checkpoint: earlier rows would be missing.
     """
 
     formats = ("memory",)

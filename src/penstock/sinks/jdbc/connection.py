@@ -1,6 +1,6 @@
 """Connections to databases through the JDBC driver in Spark's JVM.
 
-Connections are short: a driver process that hangs must hold neither locks nor sessions.
+Connections are short-lived: a driver process that hangs must not hold locks or sessions.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _DIALECTS = {POSTGRESQL.name: PostgreSqlDialect(), MYSQL.name: MySqlDialect()}
 
 
 def dialect_of(system: DatabaseSystem) -> Dialect:
-    """The statements and types of a database system."""
+    """The dialect of a database system."""
     return _DIALECTS[system.name]
 
 

@@ -1,9 +1,9 @@
-"""What differs between databases: types, statements, catalogs; and the checks that all share.
+"""The differences between databases (types, statements, catalogs), and their common checks.
 
 Rows reach the target in two steps. Spark writes them into a staging table with the few types that
-drivers transfer exactly: timestamps are microseconds, dates and local timestamps ISO strings,
-nested values JSON. One statement then converts them. Conversions that could shorten a value
-silently are not used.
+drivers transfer exactly: timestamps as microseconds, dates and local timestamps as ISO strings,
+nested values as JSON. One statement then converts them. Conversions that could silently truncate
+a value are not used.
 """
 
 import re
@@ -32,9 +32,9 @@ class TableColumn:
     type: str  # as the database shows it: `numeric(10,2)`, `integer[]`
     not_null: bool = False
     has_default: bool = False
-    generated: bool = False  # no value may be given
+    generated: bool = False  # cannot be written
     is_enum: bool = False
-    collation: str = ""  # if it decides which strings are equal
+    collation: str = ""  # set if it determines which strings are equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class SinkColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class Unstorable:
-    """Values that Spark has and the database refuses while rows are staged."""
+    """Values that Spark supports and the database rejects while rows are staged."""
 
-    message: re.Pattern[str]  # of the driver
+    message: re.Pattern[str]  # error message of the driver
     types: tuple[type[T.DataType], ...]
     is_in: Callable[[Column], Column]
     name: str
@@ -69,18 +69,18 @@ def bare_type(shown: str) -> str:
 class Dialect(ABC):
     """The statements and types of one database system; has no state."""
 
-    session: ClassVar[tuple[str, ...]]  # statements that begin each one of the driver process
-    defaults: ClassVar[Mapping[str, str]]  # parameters of its connections
-    text_type: ClassVar[str]  # of staged strings
+    session: ClassVar[tuple[str, ...]]  # statements at the start of sessions of Spark's driver
+    defaults: ClassVar[Mapping[str, str]]  # connection parameters
+    text_type: ClassVar[str]  # type of staged strings
     part_function: ClassVar[str]  # Spark's function for the column `penstock_part` of staged rows
     unstorable: ClassVar[tuple[Unstorable, ...]]
-    fence_text: ClassVar[str]  # type of names in the fence table
+    fence_text: ClassVar[str]  # type of the string columns of the fence table
     fence_time: ClassVar[str] = "timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP"
-    table_kind: ClassVar[str]  # what a target must be
+    table_kind: ClassVar[str]  # required kind of the target, for messages
     table_options: ClassVar[str] = ""
     upsert_reports_duplicates: ClassVar[bool]  # as SQLSTATE 21000 if two rows have the same key
 
-    # Types of numbers: digits that each one holds exactly; their names.
+    # Numeric types: name to the number of digits that the type holds exactly.
     integers: ClassVar[Mapping[str, int]]
     floats: ClassVar[Mapping[str, int]]
     decimal: ClassVar[str]
@@ -101,14 +101,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def fits(self, spark_type: T.DataType, column: TableColumn) -> bool:
-        """Whether a column can hold every value, or refuses those that it cannot."""
+        """Whether a column can hold every value of a type, or rejects those that it cannot."""
 
     @abstractmethod
     def value(self, column: SinkColumn) -> str:
         """The SQL expression that converts the staged value to the type of the target."""
 
     def key_value(self, column: SinkColumn) -> str:
-        """The value as the target compares it."""
+        """The SQL expression of the value as the target compares it."""
         return self.value(column)
 
     def number_fits(self, spark_type: T.DataType, wanted: str, bare: str) -> bool:
@@ -132,11 +132,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def lock(self, database: Database) -> None:
-        """Let one flow at a time make tables: until the transaction, or the session, ends."""
+        """Allow only one flow to create tables until the transaction, or the session, ends."""
 
     @abstractmethod
     def is_table(self, database: Database, table: TableName) -> bool | None:
-        """Whether it is one whose rows can share a transaction; `None` if there is none."""
+        """Whether it is a table with transactions; `None` if it does not exist."""
 
     @abstractmethod
     def columns(self, database: Database, table: TableName) -> list[TableColumn]: ...
@@ -149,14 +149,14 @@ class Dialect(ABC):
         keys: Sequence[str],
         columns: Sequence[SinkColumn],
     ) -> str | None:
-        """Why upserts by these keys are not possible."""
+        """The reason why upserts by these keys are not possible; `None` if they are."""
 
     @abstractmethod
     def leftovers(self, database: Database, schema: str | None, prefix: str) -> list[TableName]: ...
 
     @abstractmethod
     def staging_options(self, database: Database) -> dict[str, str]:
-        """Parameters of the connections of Spark's tasks."""
+        """Connection parameters of Spark's tasks."""
 
     @abstractmethod
     def make_staging(
@@ -167,7 +167,7 @@ class Dialect(ABC):
     def count_staged(
         self, database: Database, staging: TableName
     ) -> tuple[int, list[tuple[int, int]]]:
-        """The number of rows, and partition and attempt of those that count, if some do not."""
+        """The number of valid rows, and their partitions and attempts; an empty list means all."""
 
     @abstractmethod
     def move_rows(
@@ -207,7 +207,7 @@ class Dialect(ABC):
             f"PRIMARY KEY (pipeline, flow, target)){self.table_options}"
         )
 
-    # -- a table that is there -----------------------------------------------------------------
+    # -- an existing table ---------------------------------------------------------------------
 
     def fit_columns(
         self, schema: T.StructType, table: Sequence[TableColumn], options: JdbcSinkOptions
@@ -265,7 +265,7 @@ class Dialect(ABC):
     def misfit(
         self, spark_type: T.DataType, column: TableColumn, options: JdbcSinkOptions
     ) -> str | None:
-        """Why values of a type cannot be stored in a column; `None` if all of them can."""
+        """The reason why a column cannot store all values of a type; `None` if it can."""
         if column.generated:
             return "the table computes it by itself"
         if self.column_type(spark_type) is None:
@@ -276,7 +276,7 @@ class Dialect(ABC):
 
 
 def _digits(decimal: str) -> tuple[int, int]:
-    """Digits before and after the point that a decimal type holds."""
+    """The numbers of digits of a decimal type before and after the decimal point."""
     match = re.search(r"\((\d+),(-?\d+)\)", decimal)
     if match is None:
         return 131072, 16383

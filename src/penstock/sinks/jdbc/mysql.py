@@ -1,11 +1,11 @@
 """MariaDB and MySQL, through MariaDB's driver: types, catalog, ON DUPLICATE KEY UPDATE.
 
-* Sessions are strict, so that the server refuses what does not fit instead of changing it, but for
-  excess trailing spaces of a `varchar(n)`, which it silently removes; and have ANSI_QUOTES, so that
-  names are quoted as everywhere.
-* DDL commits: the transaction that moves the rows has none.
-* Staging tables are logged, and survive a crash. A task that runs twice is refused by their primary
-  key, the number of the row in Spark.
+* Sessions use strict mode, so that the server rejects values that do not fit instead of changing
+  them, except for excess trailing spaces of a `varchar(n)`, which it silently removes; and
+  ANSI_QUOTES, so that names are quoted as in standard SQL.
+* DDL commits implicitly: the transaction that moves the rows contains none.
+* Staging tables are logged, and survive a crash. Their primary key, the number of the row in Spark,
+  rejects the rows of a repeated task.
 """
 
 import re
@@ -24,12 +24,12 @@ _SESSION = {
         "sql_mode='STRICT_ALL_TABLES,ANSI_QUOTES,NO_ZERO_DATE,NO_ZERO_IN_DATE,"
         "ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION',time_zone='+00:00'"
     ),
-    # A server could ask the driver for files.
+    # Otherwise, a server could request files from the driver.
     "allowLocalInfile": "false",
 }
 _JSON = T.ArrayType | T.StructType | T.MapType | T.VariantType
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"})
-# Types that are given as text and converted by the server.
+# Types whose values are sent as strings and converted by the server.
 _FROM_TEXT = frozenset({"uuid", "inet4", "inet6", "json"})
 _WITHOUT_COLLATION = frozenset({"uuid", "inet4", "inet6"})
 _SAME_TYPES: dict[type[T.DataType], str] = {
@@ -57,12 +57,12 @@ _COLUMN_TYPES: dict[type[T.DataType], str] = {
     T.TimestampNTZType: "datetime(6)",
 }
 _LONGEST_VARCHAR = 16383
-# 255 characters of 4 bytes: an index holds 3072 bytes.
+# 255 characters of 4 bytes: an index entry has at most 3072 bytes.
 _KEY_LENGTH = 255
 
 
 class MySqlDialect(Dialect):
-    """MariaDB from 10.2, MySQL from 8.0.17: window functions, strings that end in spaces."""
+    """MariaDB 10.2 or later, MySQL 8.0.17 or later: window functions, NO PAD collations."""
 
     session = (
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
@@ -74,7 +74,7 @@ class MySqlDialect(Dialect):
     part_function = "monotonically_increasing_id()"
     unstorable = (
         Unstorable(
-            # Staged numbers have the types of Spark: nothing else is out of range.
+            # Staged numbers have Spark's types: no other values are out of range.
             message=re.compile(
                 r"Out of range value for column \S*\bc\d+\b|Unknown column '(NaN|Infinity)'"
             ),
@@ -93,7 +93,7 @@ class MySqlDialect(Dialect):
     )
     fence_text = f"varchar({_KEY_LENGTH})"
     table_kind = "a table of the engine InnoDB"
-    # Each server ignores the comment of the other. In these collations, 'a' is not 'a '.
+    # Each server ignores the other's comment. In these collations, 'a' does not equal 'a '.
     table_options = (
         " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE "
         "/*M!100200 utf8mb4_nopad_bin *//*!80017 utf8mb4_0900_bin */"
@@ -202,7 +202,7 @@ class MySqlDialect(Dialect):
         keys: Sequence[str],
         columns: Sequence[SinkColumn],
     ) -> str | None:
-        # ON DUPLICATE KEY UPDATE cannot name an index: it updates the row that any index finds.
+        # ON DUPLICATE KEY UPDATE cannot name an index: it applies to matches of any index.
         where, names = _named(table)
         automatic = {
             str(name)
@@ -239,7 +239,7 @@ class MySqlDialect(Dialect):
         return [TableName(schema, str(table)) for (table,) in rows]
 
     def staging_options(self, database: Database) -> dict[str, str]:
-        # Without it, the server cuts the connection that sends a longer row.
+        # Otherwise, the server closes a connection that sends a longer row.
         ((packet,),) = database.query("SELECT @@max_allowed_packet")
         return {**_SESSION, "maxAllowedPacket": str(packet)}
 
@@ -272,8 +272,8 @@ class MySqlDialect(Dialect):
         if options.sequence_by is not None:
             keys = ", ".join(self.key_value(by_name[key.lower()]) for key in options.keys)
             newest = self.key_value(by_name[options.sequence_by.lower()])
-            # NULL is the smallest. Rows alike in key and sequence are ordered by all their values,
-            # so that the choice is stable.
+            # NULL sorts lowest. Rows with the same key and sequence are ordered by all values, so
+            # that the choice is deterministic.
             order = ", ".join(f"s.{quote(column.staged)} DESC" for column in columns)
             source = (
                 f"(SELECT s.*, ROW_NUMBER() OVER (PARTITION BY {keys} ORDER BY {newest} DESC, "
@@ -283,7 +283,7 @@ class MySqlDialect(Dialect):
         if options.mode is WriteRows.APPEND:
             return insert
         keyed = {by_name[key.lower()] for key in options.keys}
-        # A row of keys alone is set to what it is.
+        # If all columns are keys, the first one is set to its current value.
         others = [column for column in columns if column not in keyed]
         changes = []
         for column in others or columns[:1]:
@@ -300,7 +300,7 @@ class MySqlDialect(Dialect):
 
 
 def _named(table: TableName) -> tuple[str, list[str]]:
-    """A condition on a table of the catalog, and its values."""
+    """A condition that selects a table in the catalog, and its values."""
     if table.schema is None:
         return "TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?", [table.table]
     return "TABLE_SCHEMA = ? AND TABLE_NAME = ?", [table.schema, table.table]

@@ -1,7 +1,7 @@
-"""Option rules of the JDBC sink: names, defaults, refusals. Pure functions over option maps.
+"""The options of the JDBC sink: names, defaults, checks. Pure functions over option maps.
 
-An unknown option is an error: Spark would pass it to the driver, and some parameters of the driver
-make it load foreign classes. Errors never contain values, because they may be secrets.
+An unknown option is an error: Spark would pass it to the driver, and some driver parameters load
+arbitrary classes. Errors never contain values, because they may be secrets.
 """
 
 import re
@@ -17,13 +17,13 @@ from penstock.sources.jdbc.options import count, invalid
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseSystem:
-    """A database system and its driver, as far as options are concerned."""
+    """A database system and its driver: what the options depend on."""
 
     name: str
-    prefixes: tuple[str, ...]  # of URLs; the driver gets the first one
+    prefixes: tuple[str, ...]  # prefixes of URLs; the driver is passed the first one
     driver: str
     jar_set: str
-    # Parameters of the driver that neither run code nor read other files than keys and
+    # Parameters of the driver that neither run code nor read files other than keys and
     # certificates.
     parameters: tuple[str, ...]
     folds_names: bool  # to lower case, unless they are quoted
@@ -68,7 +68,7 @@ _NAME = re.compile(rf"(?:{_NAME_PART}\.)?{_NAME_PART}")
 
 
 class WriteRows(StrEnum):
-    """Whether a batch adds rows, or replaces those with the same keys."""
+    """Whether a batch appends rows, or replaces those with the same keys."""
 
     APPEND = "append"
     UPSERT = "upsert"
@@ -76,13 +76,13 @@ class WriteRows(StrEnum):
 
 @dataclass(frozen=True)
 class TableName:
-    """A table of the database; `None` as the schema is the first one of the search path."""
+    """A table of the database; without a schema, it is in the first one of the search path."""
 
     schema: str | None
     table: str
 
     def __str__(self) -> str:
-        """Quoted, for SQL."""
+        """The quoted name, for SQL."""
         parts = [self.schema, self.table] if self.schema else [self.table]
         return ".".join(quote(part) for part in parts)
 
@@ -96,11 +96,11 @@ class JdbcSinkOptions:
     table: TableName
     mode: WriteRows
     keys: tuple[str, ...]
-    sequence_by: str | None  # orders rows of one key
+    sequence_by: str | None  # orders rows with the same key
     create_table: bool  # create a missing target
     fence: TableName  # stores the last batch of each flow
-    staging_schema: str | None  # of the tables of single batches
-    partitions: int  # maximum of concurrent tasks, and so connections
+    staging_schema: str | None  # schema of the staging tables
+    partitions: int  # maximum number of concurrent tasks, and so of connections
     batch_size: int  # rows per INSERT
     replace_nul: bool  # U+0000 in strings becomes U+FFFD; otherwise it is an error
     accept_gap: bool  # continue if the database lacks finished batches
@@ -108,12 +108,12 @@ class JdbcSinkOptions:
 
     @property
     def place(self) -> str:
-        """The database for messages: host, port, name."""
+        """The database as shown in messages: host, port, name."""
         return self.url.removeprefix(self.system.prefixes[0]).lstrip("/")
 
 
 def quote(name: str) -> str:
-    """As a name in SQL; sessions with MySQL have the mode ANSI_QUOTES."""
+    """Quote a name for SQL; MySQL sessions have the mode ANSI_QUOTES."""
     return '"' + name.replace('"', '""') + '"'
 
 

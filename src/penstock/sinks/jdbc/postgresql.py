@@ -1,7 +1,7 @@
-"""PostgreSQL: types, catalog, staging tables that are not logged, ON CONFLICT.
+"""PostgreSQL: types, catalog, unlogged staging tables, ON CONFLICT.
 
-Strings go to `varchar(n)` by assignment, which refuses too long ones, but silently removes excess
-trailing spaces; a cast would shorten any string.
+Strings are written to `varchar(n)` by assignment, which rejects strings that are too long, but
+silently removes excess trailing spaces; a cast would truncate any string.
 """
 
 import re
@@ -23,7 +23,7 @@ from penstock.sources.jdbc.database import Database, DatabaseError
 ATTEMPT = "penstock_attempt"
 
 _TEXTS = frozenset({"text", "character varying", "character", "citext"})
-# Types that are given as text and converted by their own input function.
+# Types whose values are sent as strings and converted by the input function of the type.
 _FROM_TEXT = frozenset({"uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8"})
 _SAME_TYPES: dict[type[T.DataType], str] = {
     T.ByteType: "smallint",
@@ -61,7 +61,7 @@ class PostgreSqlDialect(Dialect):
         "ApplicationName": "penstock",
         "connectTimeout": "10",
         "tcpKeepAlive": "true",
-        # One round trip per statement; nothing is prepared twice.
+        # One round trip per statement: a prepared statement would not be reused.
         "prepareThreshold": "0",
     }
     text_type = "text"
@@ -122,7 +122,7 @@ class PostgreSqlDialect(Dialect):
             return bare in _TEXTS or bare in _FROM_TEXT or column.is_enum
         if isinstance(spark_type, T.ArrayType) and wanted.endswith("[]"):
             element = TableColumn(name="", type=wanted.removesuffix("[]"))
-            # A cast of an array shortens its strings.
+            # A cast of an array truncates its strings.
             return (
                 (self._array_type(spark_type) or "").endswith("[]")
                 and not (bare_type(element.type) in _TEXTS and "(" in element.type)
@@ -140,14 +140,14 @@ class PostgreSqlDialect(Dialect):
     def value(self, column: SinkColumn) -> str:
         staged, wanted = f"s.{quote(column.staged)}", column.target_type
         if isinstance(column.spark_type, T.TimestampType):
-            # Days apart: an interval of microseconds alone is computed in floating point.
+            # Days separately: the product of a number and an interval is computed as a double.
             local = (
                 f"(timestamp 'epoch' + ({staged} / 86400000000)::integer * interval '1 day'"
                 f" + ({staged} % 86400000000) * interval '1 microsecond')"
             )
             return f"({local} AT TIME ZONE 'UTC')" if "with time zone" in wanted else local
         if bare_type(wanted).startswith(("date", "timestamp")):
-            # Spark writes a plus before a year after 9999, which PostgreSQL takes for a time zone.
+            # Spark writes a plus before a year after 9999, which PostgreSQL reads as a time zone.
             staged = f"""regexp_replace({staged}, '(?<![^"])[+]', '', 'g')"""
         if isinstance(column.spark_type, T.ArrayType) and wanted.endswith("[]"):
             return (
@@ -158,7 +158,7 @@ class PostgreSqlDialect(Dialect):
         return staged if bare_type(wanted) in _TEXTS else f"{staged}::{wanted}"
 
     def key_value(self, column: SinkColumn) -> str:
-        # These types ignore upper and lower case, or blanks at the end.
+        # These types ignore case or trailing spaces.
         compared = {"citext": "citext", "character": "bpchar"}.get(bare_type(column.target_type))
         value = self.value(column) + ("" if compared is None else f"::{compared}")
         return f"{value} COLLATE {column.collation}" if column.collation else value
@@ -174,7 +174,7 @@ class PostgreSqlDialect(Dialect):
 
     def columns(self, database: Database, table: TableName) -> list[TableColumn]:
         rows = database.query(
-            # A domain takes what its base type takes.
+            # A domain is handled as its base type.
             "SELECT a.attname, CASE t.typtype WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod)"
             " ELSE format_type(a.atttypid, a.atttypmod) END, a.attnotnull OR t.typnotnull, "
             "a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a', "
@@ -206,7 +206,7 @@ class PostgreSqlDialect(Dialect):
         keys: Sequence[str],
         columns: Sequence[SinkColumn],
     ) -> str | None:
-        # Exactly these columns must be unique, so that ON CONFLICT can name them.
+        # ON CONFLICT requires a unique index on exactly these columns.
         rows = database.query(
             "SELECT string_agg(a.attname, chr(1) ORDER BY a.attname) "
             "FROM pg_index i JOIN pg_attribute a "
@@ -259,7 +259,7 @@ class PostgreSqlDialect(Dialect):
         for part, attempt, count in counts:
             if part >= 0:
                 chosen.setdefault(part, (attempt, count))
-        # Also without repeated tasks: one may end between this statement and the next.
+        # Not empty without repeated tasks: one may commit between this statement and the next.
         attempts = [(part, attempt) for part, (attempt, _) in chosen.items()]
         return sum(count for _, count in chosen.values()), attempts
 
@@ -278,7 +278,7 @@ class PostgreSqlDialect(Dialect):
         if options.sequence_by is not None:
             key_values = ", ".join(self.key_value(key) for key in keys)
             newest = self.value(by_name[options.sequence_by.lower()])
-            # Rows alike in key and sequence are ordered by their text: the choice is stable.
+            # Rows with the same key and sequence are ordered as text: a deterministic choice.
             distinct = f"DISTINCT ON ({key_values}) "
             text = ", ".join(f"s.{quote(column.staged)}::text" for column in columns)
             order = f" ORDER BY {key_values}, {newest} DESC NULLS LAST, ROW({text})::text DESC"

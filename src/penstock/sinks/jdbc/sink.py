@@ -16,7 +16,7 @@ _REFUSED = {
 
 
 class JdbcSink(Sink):
-    """Exactly once: rows and the id of their batch are committed by one transaction."""
+    """A database table: rows and the id of their batch are committed in one transaction."""
 
     formats = ("jdbc",)
 
@@ -31,7 +31,7 @@ class JdbcSink(Sink):
     def check_query(
         self, options: Mapping[str, str], columns: Mapping[str, str], mode: OutputMode
     ) -> None:
-        """Columns are compared with the table when the flow starts."""
+        """Refuse unsupported modes; columns are compared with the table when the flow starts."""
         if jdbc_sink_options(options).mode is WriteRows.APPEND and mode in _REFUSED:
             raise ConnectorError(
                 "SINK_MODE_NOT_SUPPORTED",

@@ -1,17 +1,17 @@
 """Exactly-once writes to a database: staging, then one transaction for rows and fence.
 
-A batch has three steps. A staging table is created. Spark's tasks write their rows there, one
-transaction per partition. Then the driver moves the rows to the target and records the batch in the
-fence table, in one transaction, and drops the staging table.
+A batch is written in three steps. A staging table is created. Spark's tasks write their rows into
+it, with one transaction per partition. Then the driver moves the rows to the target and records the
+batch in the fence table, in one transaction, and drops the staging table.
 
-* A batch that the fence has is not written again, only evaluated: a stateful query must compute
-  every batch.
-* If the answer to a commit is lost, the fence shows whether it happened.
-* A task that runs twice leaves no duplicated rows. PostgreSQL: rows carry the id of their
-  transaction, and of each partition one transaction counts. MySQL: the second one is refused.
-* Staging tables of PostgreSQL are not logged. A crash of the server empties them, and with them the
-  first row, without which nothing is moved.
-* The fence carries a token of the writer that started last; an earlier one can no longer commit.
+* A batch that is recorded in the fence is not written again, only evaluated: a stateful query must
+  compute every batch.
+* If the response to a commit is lost, the fence shows whether the commit succeeded.
+* A repeated task leaves no duplicate rows. PostgreSQL: rows have the id of their transaction, and
+  one transaction is chosen per partition. MySQL: the rows of the second attempt are rejected.
+* Staging tables of PostgreSQL are unlogged. A crash of the server truncates them, including the
+  first row, without which no rows are moved.
+* The fence has a token of the writer that started last; earlier writers can no longer commit.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class _Fence:
 
 
 class JdbcSinkWriter(BatchSink):
-    """Writes the batches of one flow; pipeline, flow and target are the key of its fence."""
+    """Writes the batches of one flow; pipeline, flow and target are the key of its fence row."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -84,7 +84,7 @@ class JdbcSinkWriter(BatchSink):
         try:
             with connected(self._spark, self._options) as database:
                 with database.transaction():
-                    # Two flows may make the same tables.
+                    # Two flows may create the same tables.
                     self._dialect.lock(database)
                     self._make_tables(database, schema)
                     table = self._dialect.columns(database, self._options.table)
@@ -133,7 +133,7 @@ class JdbcSinkWriter(BatchSink):
             )
 
     def _claim(self, database: Database) -> None:
-        """Put our token into the fence; from now on earlier writers cannot commit."""
+        """Store the token of this writer in the fence, so that earlier writers cannot commit."""
         fence, values = self._options.fence, self._identity
         row = self._read_fence(database, lock=True)
         if row is None:
@@ -174,7 +174,7 @@ class JdbcSinkWriter(BatchSink):
             try:
                 database.execute(f"DROP TABLE IF EXISTS {table}")
             except DatabaseError as error:
-                # Locked by a task of a machine that was lost: a later start drops it.
+                # Locked by a task on a lost machine: a later start drops the table.
                 if not error.may_pass:
                     raise
 
@@ -248,7 +248,7 @@ class JdbcSinkWriter(BatchSink):
                 if values.message.search(text):
                     raise self._unstorable(values, df, batch_id) from error
             failure = JDBC_DRIVER_FAILED.search(text)
-            # In the same tasks, Spark's reader may have failed.
+            # A JDBC reader may have failed in the same tasks.
             if failure is not None and JDBC_READER.search(text) is None:
                 raise DatabaseError("", shown(failure[1])) from error
             raise
@@ -261,12 +261,12 @@ class JdbcSinkWriter(BatchSink):
         elif isinstance(kind, T.ByteType):
             staged = value.cast("smallint")
         elif isinstance(kind, T.FloatType):
-            # The text of the greatest FLOAT is out of range in MySQL.
+            # The string of the largest FLOAT is out of range in MySQL.
             staged = value.cast("double")
         elif isinstance(kind, T.ArrayType | T.StructType | T.MapType | T.VariantType):
             staged = F.to_json(value, _JSON)
             if self._options.replace_nul:
-                # JSON spells the character out; an escaped backslash before it is another string.
+                # JSON escapes NUL as `\u0000`; in `\\u0000`, a backslash is escaped instead.
                 staged = F.regexp_replace(staged, r"(?<!\\)((?:\\\\)*)\\u0000", "$1" + _REPLACEMENT)
         elif column.staged_type == self._dialect.text_type:
             staged = value.cast("string")
@@ -287,7 +287,7 @@ class JdbcSinkWriter(BatchSink):
         except DatabaseError as error:
             if not error.may_pass:
                 raise self._refused(error, staging, batch_id) from error
-            # Only the answer may be lost. If the database is unavailable, a retry reads the fence.
+            # Perhaps only the response was lost. If this read fails too, a retry reads the fence.
             with connected(self._spark, self._options) as database:
                 fence = self._read_fence(database)
             if fence is not None and fence.epoch == self._epoch and fence.last_batch == batch_id:
@@ -307,8 +307,8 @@ class JdbcSinkWriter(BatchSink):
                     raise self._duplicate_key(duplicate, batch_id)
             database.execute(self._dialect.move_rows(staging, self._columns, options, attempts))
             if is_silent:
-                # Indexes decide which rows are equal, and may have changed since the start; now the
-                # transaction locks them.
+                # Indexes determine which rows are equal, and may have changed since the start; the
+                # transaction locks them now.
                 self._check_keys(database)
         database.execute(
             f"UPDATE {self._options.fence} SET last_batch = ?, last_rows = ?, "

@@ -1,1 +1,1 @@
-"""Rows in messages to a webhook or by mail."""
+"""Sinks that send rows as messages, to a webhook or by mail."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from penstock._observe.transport import SLACK_TEXT, slack_body, slack_text
 
-_AROUND = 600  # characters of a message to Slack that are not rows
+_AROUND = 600  # characters of a Slack message reserved for text other than rows
 
 
 @dataclass(frozen=True)
 class Message:
-    """`body` is its JSON form; see docs/sinks.md."""
+    """A message with rows; `body` is its JSON form, see docs/sinks.md."""
 
     body: Mapping[str, Any]
 
@@ -26,7 +26,7 @@ class Message:
         return f"[{self.body['pipeline']}] {self.body['sink']}: {count}"
 
     def text(self, escape: Callable[[str], str] = str, limit: int | None = None) -> str:
-        """One line of JSON per row; rows that exceed the limit are only counted."""
+        """The message as text: one line of JSON per row; rows beyond the limit are only counted."""
         body, lines, size = self.body, list[str](), 0
         for row in body["rows"]:
             line = escape(json.dumps(row, ensure_ascii=False))
@@ -42,7 +42,7 @@ class Message:
         return "\n".join([*lines, escape(where)]) + "\n"
 
     def slack(self) -> dict[str, Any]:
-        """The rows are a block of code: there, only these characters and its end are markup."""
+        """The message for Slack; in the code block of rows, only `&`, `<`, `>` and ` are markup."""
         text = self.text(lambda line: slack_text(line.replace("`", "'")), SLACK_TEXT - _AROUND)
         subject = slack_text(self.subject)
         return slack_body(subject, f"{subject}\n```\n{text}```")

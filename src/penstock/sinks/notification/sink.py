@@ -1,4 +1,4 @@
-"""The sinks `webhook` and `mail`: options, and where a message is sent."""
+"""The sinks `webhook` and `mail`: their options, and how messages are sent."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from penstock.sinks.notification.writer import NotificationWriter, invalid, list
 
 _HEADER = "header.name"  # any name
 _ADDRESS = r"[!-+\--~]+@[!-+\--~]+"
-_Rules = Mapping[str, tuple[str, str]]  # a pattern, and what it says
+_Rules = Mapping[str, tuple[str, str]]  # a pattern, and its description
 _SHARED: _Rules = {
     "columns": (".*", "one line"),
     "mask": (".*", "one line"),
@@ -32,7 +32,7 @@ class _NotificationSink(Sink):
     rules: ClassVar[_Rules] = {}  # the first option is required
 
     def check_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Refuse unknown names, too: a misspelled `mask` would send what it hides."""
+        """Refuse also unknown options: with a misspelled `mask`, values would be sent unmasked."""
         kind, rules, required = self.formats[0], {**self.rules, **_SHARED}, next(iter(self.rules))
         if not option(options, required).strip():
             message = f"a {kind} sink needs option `{required}`"
@@ -52,7 +52,7 @@ class _NotificationSink(Sink):
         known = set(map(str.lower, columns))
         for kind in ("columns", "mask"):
             for name in listed(options, kind):
-                # Fields of structs can be masked too.
+                # Fields of structs can also be masked.
                 column = name.partition(".")[0] if kind == "mask" else name
                 if known.isdisjoint((name.lower(), column.lower())):
                     message = f"option `{kind}` names {name}, which is not a column of the query"
@@ -60,7 +60,7 @@ class _NotificationSink(Sink):
 
 
 class WebhookSink(_NotificationSink):
-    """A POST to a URL, as JSON or in the format of Slack."""
+    """POST requests to a URL, as JSON or in Slack's format."""
 
     formats = ("webhook",)
     rules: ClassVar[_Rules] = {
@@ -85,7 +85,7 @@ class WebhookSink(_NotificationSink):
 
 
 class MailSink(_NotificationSink):
-    """A mail in plain text."""
+    """Mails in plain text."""
 
     formats = ("mail",)
     rules: ClassVar[_Rules] = {

@@ -1,9 +1,10 @@
-"""Sends batches as messages: at least once, and not more per minute than the receiver wants.
+"""Sends batches as messages: at least once, and with a limited rate.
 
 Each batch with rows is one message, with some of the rows and the number of the others. Its key is
-the same when it is sent again. Over the rate, the rows of a batch are only counted, and the next
-message has their sum. A file beside the checkpoint records the last batch, the sum, and the times
-of messages: a restart neither forgets the sum nor sends a recorded batch again.
+the same if it is sent again. Above the rate limit, the rows of a batch are only counted, and the
+next message has their number. A file in the folder `Write.notes` records the last batch, the number
+of unsent rows, and the times of messages: a restart keeps that number and does not send a recorded
+batch again.
 """
 
 import contextlib
@@ -38,14 +39,14 @@ _WINDOW_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Sent:
-    batch: int = -1  # the last one that was sent or counted
-    rows: int = 0  # counted since `since`, in no message yet
+    batch: int = -1  # the last batch that was sent or counted
+    rows: int = 0  # number of rows since `since` that no message has reported
     since: str = ""
-    times: tuple[float, ...] = ()  # of the messages of the last minute
+    times: tuple[float, ...] = ()  # timestamps of the messages of the last minute
 
 
 class NotificationWriter(BatchSink):
-    """Sends the batches of one flow; `hidden` is in no error."""
+    """Sends the batches of one flow; `hidden` is removed from errors."""
 
     def __init__(self, write: Write, send: Callable[[Message], None], *, hidden: str = "") -> None:
         self._opened = write
@@ -81,17 +82,17 @@ class NotificationWriter(BatchSink):
         return SinkCommit(rows=count)
 
     def close(self) -> None:
-        """Send the sum that no message has. If that fails, the next message has it."""
+        """Send the number of unsent rows. If this fails, the next message includes it."""
         self._timer.cancel()
         with self._lock, contextlib.suppress(FlowError):
-            # Another writer may have continued, if the start of this one's query failed.
+            # Another writer may have sent more batches, if this writer's query failed to start.
             if self._sent.rows and self._stored().batch == self._sent.batch:
                 self._send(self._sent.batch, [], 0, ())
 
     # -- rows ----------------------------------------------------------------------------------
 
     def _read(self, df: DataFrame) -> tuple[list[dict[str, Any]], int]:
-        """Some rows and the number of all, by one job; each task keeps at most `max_rows`."""
+        """Some rows and the total number, in one job; each task keeps at most `max_rows`."""
         fields = {field.name.lower(): field for field in df.schema}
         chosen = listed(self._opened.options, "columns") or df.columns
         columns = []
@@ -125,7 +126,7 @@ class NotificationWriter(BatchSink):
                 break
             except Exception as error:
                 if pause is None or is_permanent(error):
-                    raise self._failure(error, batch_id) from None  # it may have the URL
+                    raise self._failure(error, batch_id) from None  # it may contain the URL
                 threading.Event().wait(pause)
         self._save(_Sent(batch=batch_id, times=(*self._recent(), time.time())))
 
@@ -174,14 +175,14 @@ class NotificationWriter(BatchSink):
         return tuple(at for at in self._sent.times if 0 <= now - at < _WINDOW_SECONDS)
 
     def _send_later(self) -> None:
-        """Send the sum alone if no rows follow in the next minute."""
+        """Send the number of unsent rows by itself if no rows follow in the next minute."""
         self._timer.cancel()
         self._timer = threading.Timer(_WINDOW_SECONDS, self.close)
         self._timer.daemon = True
         self._timer.start()
 
     def _stored(self) -> _Sent:
-        # A file that was being written when the process died is no JSON.
+        # If the process died while it wrote the file, it is not valid JSON.
         with contextlib.suppress(ValueError):
             return _Sent(**json.loads(self._files.read(self._note) or "{}"))
         return _Sent()
@@ -197,7 +198,7 @@ def listed(options: Mapping[str, str], name: str) -> list[str]:
 
 
 def invalid(message: str, hint: str | None = None) -> ConnectorError:
-    """The error for an option; it has no values, which may be secrets."""
+    """The error for an option, without its value, which may be a secret."""
     return ConnectorError("SINK_OPTION_INVALID", message, hint=hint)
 
 
@@ -219,7 +220,7 @@ def _path(schema: StructType, name: str) -> tuple[str, ...]:
 
 
 def _mask(value: Any, path: Sequence[str]) -> None:
-    """Replace what a path leads to, in each element of arrays; NULL stays NULL."""
+    """Mask the value at a path, in each element of arrays; NULL stays NULL."""
     if isinstance(value, list):
         for item in value:
             _mask(item, path)
