@@ -1,8 +1,8 @@
-"""Payloads to columns, times with a fallback: plain functions over DataFrames and Columns.
+"""Payloads to columns, event times with a fallback: functions over DataFrames and Columns.
 
-A payload that cannot be parsed never fails a query and never disappears: its row continues with the
-reason in `_parse_error` and the payload itself in `_raw_payload`, so that
-`@dp.expect_or_quarantine("parsed", parsing.PARSED)` keeps it beside the table.
+A payload that cannot be parsed neither fails the query nor is dropped: its row has the reason in
+`_parse_error` and the payload in `_raw_payload`, so that
+`@dp.expect_or_quarantine("parsed", parsing.PARSED)` moves it to quarantine.
 """
 
 from penstock.parsing.binary import parse_avro, parse_protobuf

@@ -1,7 +1,7 @@
-"""Avro: schemas as column types, payloads as records. fastavro does the decoding.
+"""Avro: schemas as column types, payloads as records, decoded by fastavro.
 
-fastavro instead of Spark's `from_avro`: that one takes one writer schema for all rows, and neither
-says why a payload cannot be read nor that bytes are left over.
+Spark's `from_avro` is not used: it supports only one writer schema for all rows, and reports
+neither why a payload cannot be read nor that bytes are left over.
 """
 
 import functools
@@ -44,7 +44,7 @@ _PRIMITIVE: dict[str, DataType] = {
     "enum": StringType(),
     "fixed": BinaryType(),
 }
-# Logical types that fastavro converts, but for UUIDs: these are strings, or bytes in a `fixed`.
+# Logical types that fastavro converts, except UUIDs, whose columns are strings or `fixed` bytes.
 _LOGICAL: dict[str, DataType] = {
     "int-date": DateType(),
     "long-timestamp-millis": TimestampType(),
@@ -56,19 +56,19 @@ _WIDENED = (({"int", "long"}, LongType()), ({"int", "long", "float", "double"}, 
 
 
 class PayloadError(ValueError):
-    """A payload cannot be decoded; the text is for the row's `_parse_error`."""
+    """A payload cannot be decoded; the message becomes the `_parse_error` of the row."""
 
 
 @functools.cache
 def require_fastavro() -> Any:
-    """The fastavro package, or `MISSING_EXTRA`."""
+    """Import the fastavro package; raises `MissingExtraError`."""
     return import_extra("fastavro", extra="payloads", feature="an Avro payload")
 
 
 def struct_of_avro(text: str, references: tuple[str, ...] = ()) -> StructType:
     """The columns of an Avro record.
 
-    `references` are schemas of the named types that it uses, in the order of their use.
+    `references` are the schemas of the named types that it uses, dependencies first.
     """
     types = _Types()
     for at, reference in enumerate(references):
@@ -87,23 +87,23 @@ def decode_avro(
     references: tuple[str, ...] = (),
     reader_references: tuple[str, ...] = (),
 ) -> Any:
-    """The value of binary Avro without header, written with the schema `writer`.
+    """The value of a binary Avro payload without a header, written with the schema `writer`.
 
-    Defaults and aliases of `reader` are applied; `references` are of the writer's schema.
+    Defaults and aliases of `reader` are applied; `references` belong to the writer schema.
     """
     fastavro = require_fastavro()
     stream = io.BytesIO(payload)
     written, is_recursive = _parsed(writer, references)
     wanted = _parsed(reader, reader_references)[0] if reader else None
-    # The compiled reader does not limit its stack: a few kilobytes would end the process.
+    # The compiled reader does not limit recursion: a few kilobytes would crash the process.
     module = import_module("fastavro._read_py") if is_recursive else fastavro
     try:
         value = module.schemaless_reader(stream, written, wanted)
     except RecursionError:
         raise PayloadError("the payload is nested too deeply") from None
-    except (EOFError, IndexError):  # the latter: in the middle of a number
+    except (EOFError, IndexError):  # IndexError: in the middle of a number
         raise PayloadError("the payload ends too early for its Avro schema") from None
-    except Exception as error:  # whatever fastavro meets in bytes that are no Avro
+    except Exception as error:  # fastavro raises many types for invalid bytes
         raise PayloadError(f"the payload does not match its Avro schema: {_said(error)}") from None
     if left := len(payload) - stream.tell():
         raise PayloadError(f"{left} bytes are left over after the Avro record")
@@ -112,7 +112,7 @@ def decode_avro(
 
 @functools.lru_cache(maxsize=512)
 def _parsed(text: str, references: tuple[str, ...] = ()) -> tuple[Any, bool]:
-    """A schema as fastavro takes it, and whether one of its types contains itself."""
+    """The schema parsed by fastavro, and whether one of its types is recursive."""
     fastavro = require_fastavro()
     named: dict[str, Any] = {}
     try:
@@ -123,7 +123,7 @@ def _parsed(text: str, references: tuple[str, ...] = ()) -> tuple[Any, bool]:
             for field in record.get("fields", ()):
                 _read_default(fastavro, field)
         return parsed, _is_recursive(parsed, named, frozenset(), set())
-    except Exception as error:  # ValueError of JSON, several of fastavro
+    except Exception as error:  # ValueError of JSON, several types of fastavro
         raise _invalid(_said(error)) from error
 
 
@@ -146,7 +146,7 @@ def _is_recursive(
 
 
 def _read_default(fastavro: Any, field: dict[str, Any]) -> None:
-    """Make bytes, a decimal or a time of a default, which fastavro would leave as it is in JSON."""
+    """Convert a default from JSON to bytes, a decimal or a time, which fastavro does not do."""
     kind, default = field["type"], field.get("default")
     kind = kind[0] if isinstance(kind, list) else kind
     name = kind["type"] if isinstance(kind, dict) else kind
@@ -161,7 +161,7 @@ def _read_default(fastavro: Any, field: dict[str, Any]) -> None:
 
 
 class _Types:
-    """Column types of one schema; named types may be used again below their definition."""
+    """Column types of one schema; named types may be reused after their definition."""
 
     def __init__(self) -> None:
         self._named: dict[str, DataType | None] = {}

@@ -1,7 +1,7 @@
-"""Payloads that are decoded in Python workers: Avro, Protobuf, and what a registry describes.
+"""Payloads that are decoded in Python workers: Avro, Protobuf, and schemas of a registry.
 
-One function over Arrow batches gives a struct of the record and the reason why there is none. The
-workers need Penstock and the package of the format installed, as every Python function of Spark.
+One function over Arrow batches returns a struct of the record and the reason why there is none. As
+for every Python UDF, Penstock and the package of the format must be installed on the workers.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,12 +45,12 @@ def parse_avro(
     has bytes left over, or holds a value that its column cannot take. Its columns are then NULL.
 
     Args:
-        df: Streaming or not.
+        df: Streaming or batch DataFrame.
         column: BINARY; plain Avro, without the header of a registry or of a file.
-        avro_schema: What the payloads were written with: text, or a `Path` to it.
-        schema: The columns, if they shall not be those of the Avro schema: struct or DDL. Fields
-            are found by name.
-        into: Keep the columns together in one struct of this name.
+        avro_schema: Schema that the payloads were written with: a string, or the `Path` of a file.
+        schema: Columns to return instead of those of the Avro schema: struct or DDL. Fields are
+            matched by name.
+        into: Name of a struct that holds the columns together; separate columns by default.
 
     Raises:
         MissingExtraError: fastavro is not installed.
@@ -78,13 +78,13 @@ def parse_protobuf(
     then NULL. Enums become their names, `google.protobuf.Timestamp` a TIMESTAMP.
 
     Args:
-        df: Streaming or not.
+        df: Streaming or batch DataFrame.
         column: BINARY; a message without the header of a registry.
-        descriptor: What `protoc --include_imports --descriptor_set_out=FILE` writes, or a `Path`
-            to it.
+        descriptor: Output of `protoc --include_imports --descriptor_set_out=FILE`, or the `Path` of
+            the file.
         message: Full name, such as `shop.Order`.
-        schema: The columns, if they shall not be those of the message: struct or DDL.
-        into: Keep the columns together in one struct of this name.
+        schema: Columns to return instead of those of the message: struct or DDL.
+        into: Name of a struct that holds the columns together; separate columns by default.
 
     Raises:
         MissingExtraError: protobuf is not installed.
@@ -104,7 +104,7 @@ def parse_protobuf(
 
 
 def not_empty(payload: bytes) -> bytes:
-    """The payload, or `PayloadError`: only for Protobuf is an empty one valid, all defaults."""
+    """Return the payload unless it is empty, which is valid only for Protobuf (all defaults)."""
     if not payload:
         raise PayloadError("the payload is empty")
     return payload
@@ -113,9 +113,9 @@ def not_empty(payload: bytes) -> bytes:
 def decoded(
     df: DataFrame, column: str, struct: StructType, decode: Decode, into: str | None
 ) -> DataFrame:
-    """Replace a payload by the columns of what `decode` makes of it.
+    """Replace a payload with the columns of the record that `decode` returns.
 
-    A `PayloadError` of `decode` is the error of one row; anything else fails the query.
+    A `PayloadError` of `decode` is the error of one row; any other exception fails the query.
     """
     name = require_column(df, column)
     prepared, record, error = with_decoded(df, name, struct, decode)
@@ -125,12 +125,11 @@ def decoded(
 def with_decoded(
     df: DataFrame, name: str, struct: StructType, decode: Decode, *, once: bool = False
 ) -> tuple[DataFrame, Column, Column]:
-    """Decode a column beside the others; also the record and the error of each row.
+    """Add a decoded column; also returns the columns of the record and the error of each row.
 
-    `once`: even if rows are filtered by the result. Spark moves such a filter below, and would
-    decode for it a second time.
+    `once` prevents Spark from pushing a filter on the result down, and decoding again for it.
     """
-    compile_fit(struct)  # refuses types that no payload is decoded to
+    compile_fit(struct)  # refuses unsupported types
     payload = F.col(quoted(name)).cast("binary")
     udf = decoder(struct, decode)
     udf = udf.asNondeterministic() if once else udf
@@ -140,7 +139,7 @@ def with_decoded(
 
 
 def decoder(struct: StructType, decode: Decode) -> Any:
-    """The function over Arrow batches; it gives `STRUCT<record, error STRING>`."""
+    """The UDF over Arrow batches; it returns `STRUCT<record, error STRING>`."""
     import pyarrow as pa
 
     result = StructType(
@@ -150,12 +149,12 @@ def decoder(struct: StructType, decode: Decode) -> Any:
     def decode_batch(payloads: pa.Array) -> pa.Array:
         return _decode_all(payloads.to_pylist(), struct, decode)
 
-    make: Any = arrow_udf  # its overloads want a kind, which the hints above say already
+    make: Any = arrow_udf  # its overloads require a kind, which the type hints determine
     return make(decode_batch, returnType=result)
 
 
 def _decode_all(payloads: Iterable[bytes | None], struct: StructType, decode: Decode) -> Any:
-    """Runs in a Python worker."""
+    """Decode a batch of payloads, in a Python worker."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
 
@@ -177,7 +176,7 @@ def _decode_all(payloads: Iterable[bytes | None], struct: StructType, decode: De
                 error = f"values do not fit: {misfit}"
             except PayloadError as problem:
                 error = str(problem)
-            except ArithmeticError:  # of a time or a decimal that Python cannot represent
+            except ArithmeticError:  # a time or a decimal that Python cannot represent
                 error = "values do not fit: a number or a time is out of range"
             except RecursionError:
                 error = "the payload is nested too deeply"
@@ -191,5 +190,5 @@ def _decode_all(payloads: Iterable[bytes | None], struct: StructType, decode: De
 
 
 def _nullable(struct: StructType) -> StructType:
-    """Rows with an error have no values at all, so no column can be NOT NULL."""
+    """The struct with nullable columns: rows with an error have no values."""
     return StructType([StructField(f.name, f.dataType, True) for f in struct])

@@ -45,22 +45,23 @@ def parse_confluent(
 ) -> DataFrame:
     """Parse payloads whose schemas are in a registry: Avro, Protobuf or JSON Schema.
 
-    Each payload is decoded with the schema whose id it carries, so one topic may have many
-    versions, and even formats, and then read as the columns of the reader's schema. The result is
-    that of `parse_json`. A row has an error if its payload has no such header, the registry does
-    not know its id, it is not of that schema, or it does not fit the columns. A registry that does
-    not answer is no error of a row: it is asked again, then the flow fails, and is retried.
+    Each payload is decoded with the schema whose id is in its header, and then converted to the
+    columns of the reader schema: a topic may have several versions of a schema, and even several
+    formats. The result is that of `parse_json`. A row has an error if its payload has no such
+    header, the registry has no schema with its id, or the payload does not match that schema or the
+    columns. An unavailable registry is not an error of a row: the request is repeated, then the
+    flow fails, and is retried.
 
     Args:
-        df: Streaming or not.
+        df: Streaming or batch DataFrame.
         column: BINARY, such as Kafka's `value`.
-        registry: Where the schemas are.
-        subject: The newest schema of this subject gives the columns, asked for when the query is
-            built: `orders-value` for the values of topic `orders`, unless producers name subjects
-            by record.
-        schema: The columns instead: struct, DDL, or an Avro schema as text or `Path`, whose
-            defaults and aliases are applied.
-        into: Keep the columns together in one struct of this name.
+        registry: Registry of the schemas.
+        subject: The columns are those of the newest schema of this subject, which is requested when
+            the query is built: `orders-value` for the values of topic `orders`, unless producers
+            name subjects by record.
+        schema: Columns instead of a subject: struct, DDL, or an Avro schema as a string or `Path`,
+            whose defaults and aliases are applied.
+        into: Name of a struct that holds the columns together; separate columns by default.
 
     Raises:
         ConnectorError: `SCHEMA_REGISTRY_UNREACHABLE`, `SCHEMA_REGISTRY_REFUSED`.
@@ -85,9 +86,9 @@ def parse_confluent(
 def decode_confluent(
     payload: bytes, registry: SchemaRegistry, reader: RegisteredSchema | None = None
 ) -> Any:
-    """The record of a payload with its header; `reader` is an Avro schema to read Avro payloads as.
+    """The record of a payload with a header; `reader` is the reader schema of Avro payloads.
 
-    The registry returns each schema once per process.
+    Each schema is requested once per process.
     """
     if len(payload) < _HEADER_BYTES or payload[0] != 0:
         raise PayloadError("the payload does not begin with a schema id")
@@ -121,7 +122,7 @@ def decode_confluent(
 def read_indexes(body: bytes) -> tuple[list[int], int]:
     """The message indexes before a Protobuf payload, and where the payload begins.
 
-    They are zigzag numbers: how many, then each; a single 0 stands for the first message.
+    They are zigzag numbers: the count, then each index; a single 0 means the first message.
     """
     count, at = _zigzag(body, 0)
     if count == 0:
@@ -136,7 +137,7 @@ def read_indexes(body: bytes) -> tuple[list[int], int]:
 
 
 def struct_of_json_schema(text: str) -> StructType:
-    """The columns of a JSON Schema of an object, without alternatives or references."""
+    """The columns of an object's JSON Schema; alternatives and references are not supported."""
     try:
         json_type = _json_type(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -195,7 +196,7 @@ def _zigzag(body: bytes, at: int) -> tuple[int, int]:
 
 
 def decode_json(body: bytes) -> dict[str, Any]:
-    """A JSON object in UTF-8; its numbers keep all digits."""
+    """Decode a JSON object in UTF-8; numbers keep all digits."""
     try:
         document = json.loads(body.decode("utf-8"), parse_float=Decimal)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Debezium's change events to rows that an auto CDC flow applies."""
+"""Debezium change events as rows that an auto CDC flow applies."""
 
 import base64
 import re
@@ -48,8 +48,8 @@ CHANGE_COLUMNS = (
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACEHOLDER = "__debezium_unavailable_value"
-# As text, as bytes, as bytes in JSON; as an array of these; as an array of numbers, which has one
-# for each byte, or of UUIDs; as hstore.
+# The placeholder as a string, as bytes, as bytes in JSON; as an array of one of these; as an array
+# of numbers (one per byte) or of UUIDs; as hstore.
 _SCALARS = (
     _PLACEHOLDER,
     _PLACEHOLDER.encode(),
@@ -80,27 +80,27 @@ def debezium(
 
     Events of the connectors for PostgreSQL, MySQL and MariaDB, as JSON with or without the
     `schema` part, or as Avro in Confluent's wire format. Each event becomes one row: the payload's
-    column is replaced by those of the table, of `before` for a delete and else of `after`, and by
+    column is replaced by those of the table, from `before` for a delete and `after` otherwise, and
 
-    - `_op`: `c`, `u`, `d`, `r` (snapshot) or `t` (truncate), as Debezium has it,
+    - `_op`: the operation `c`, `u`, `d`, `r` (snapshot) or `t` (truncate),
     - `_sequence`: the position in the log of the database, which orders the events of a key,
     - `_changed_at`, `_transaction`: time and transaction of the change in the database,
-    - `_columns_to_update`: the columns that are in the event, if PostgreSQL omitted some large
-      values which did not change; else NULL,
-    - `_parse_error`, `_raw_payload`: as of `parse_avro`. A row with an error has no `_sequence`, so
+    - `_columns_to_update`: the columns that are in the event, if PostgreSQL omitted large values
+      that did not change; otherwise NULL,
+    - `_parse_error`, `_raw_payload`: as in `parse_avro`. A row with an error has no `_sequence`, so
       an auto CDC flow never applies it: it goes to quarantine.
 
     Tombstones, transaction markers, schema changes and logical decoding messages are dropped.
 
     Args:
-        df: Streaming or not.
+        df: Streaming or batch DataFrame.
         column: STRING or BINARY, such as Kafka's `value`.
         schema: Columns of the table: struct or DDL. A DECIMAL has the scale that it has in the
             database. `NOT NULL` columns are checked, except in deletes. Fields that are not in the
             schema are ignored, missing ones are NULL.
-        registry: Where the schemas of the events are, if they are Avro.
-        decimal_handling_mode: The property `decimal.handling.mode` of the connector; for JSON.
-        timestamp_units: What integers in TIMESTAMP columns count since 1970: `millis`, `micros` or
+        registry: Registry of the schemas, for events in Avro.
+        decimal_handling_mode: Property `decimal.handling.mode` of the connector; for JSON.
+        timestamp_units: Unit of integers in TIMESTAMP columns, since 1970: `millis`, `micros` or
             `nanos`, for all columns or by column. Default: `micros` for PostgreSQL, `millis` for
             MySQL, which is how Debezium writes columns that declare no precision.
 
@@ -136,7 +136,7 @@ def change_reader(
     is_base64: bool,
     units: Mapping[str, str],
 ) -> Callable[[bytes], dict[str, Any]]:
-    """A function from a message to the columns of its change; empty if no row changed.
+    """A function from a message to the columns of its change; empty if no row has changed.
 
     It runs in Spark's Python workers, and raises `PayloadError` or `MisfitError`.
     """
@@ -187,10 +187,10 @@ def change_reader(
 
 
 def _metadata(op: str, source: Mapping[str, Any], transaction: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns about the change itself.
+    """The columns that describe the change.
 
-    Its position orders the changes of a key. A row of a snapshot comes before a change at the same
-    position: PostgreSQL's position when a snapshot begins is where the next record starts. In a
+    `_sequence` orders the changes of a key. A row of a snapshot comes before a change at the same
+    position: PostgreSQL's position at the start of a snapshot is that of the next record. In a
     compressed transaction of MySQL all positions are the same, and only the order within the
     transaction differs.
     """
@@ -210,7 +210,7 @@ def _metadata(op: str, source: Mapping[str, Any], transaction: Mapping[str, Any]
 
 
 def _value(value: Any, data_type: DataType, unit: str, is_base64: bool) -> Any:
-    """What Debezium and converters write as numbers or bytes; other values are left as they are."""
+    """Convert a value that Debezium or a converter writes as a number or bytes; keep others."""
     if isinstance(data_type, ArrayType) and isinstance(value, list):
         return [_value(item, data_type.elementType, unit, is_base64) for item in value]
     if isinstance(data_type, DecimalType) and isinstance(value, (str, dict)):
@@ -224,13 +224,13 @@ def _value(value: Any, data_type: DataType, unit: str, is_base64: bool) -> Any:
             micros = value * _NANOS[unit] // 1000
             return _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
-        # Microseconds that are taken for milliseconds, or PostgreSQL's infinity.
+        # Microseconds that are read as milliseconds, or PostgreSQL's infinity.
         raise misfit(value, "a time before the year 10000") from None
     return value
 
 
 def _decimal(value: Any, scale: int, is_base64: bool) -> Any:
-    """The unscaled number in bytes; NUMERIC without a scale has its scale beside it."""
+    """Decode an unscaled number in bytes; for NUMERIC without a scale, the event has the scale."""
     number: Any = value
     places: Any = scale
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Numbers in text whose exponent Spark would write out: seconds to hours for one value.
+"""Numbers with exponents that Spark would expand, which takes seconds to hours for one value.
 
-Spark's parsers of JSON, CSV and XML turn a number for a DECIMAL column into a BigDecimal and then
-set its scale, which computes all digits of `1e300000000` (SPARK-55932 is the same in their
-conversion to VARIANT). Its CAST checks the size first, but not of `1e-300000000`.
+Spark's parsers of JSON, CSV and XML convert a number for a DECIMAL column to a BigDecimal and then
+set its scale, which computes all digits of `1e300000000` (SPARK-55932 is the same problem in the
+conversion to VARIANT). CAST checks the size first, but not that of `1e-300000000`.
 """
 
 import json
@@ -16,9 +16,9 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructT
 REASON = "a number has an exponent of more than three digits"
 
 LARGE_EXPONENT = r"[0-9.][eE][+-]?[0-9]{4}"
-"""Regular expression that a text with such a number matches, and perhaps others."""
+"""Regular expression that matches every text with such a number, and possibly others."""
 
-# The possessive groups are loops in Java: a long string needs no stack.
+# Java evaluates possessive groups in a loop: a long string does not overflow the stack.
 _STRINGS = r"""(?s)"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+'"""
 _QUOTED = r"""["']\s*[+-]?[0-9.]+[eE][+-]?[0-9]{4}[0-9]*\s*["'](?!\s*:)"""
 
@@ -26,9 +26,9 @@ _QUOTED = r"""["']\s*[+-]?[0-9.]+[eE][+-]?[0-9]{4}[0-9]*\s*["'](?!\s*:)"""
 def huge_number(text: Column, schema: StructType) -> Column | None:
     """Whether a JSON text has a number that Spark must not parse into this schema.
 
-    That is a number without quotes with four or more digits in its exponent, or one in quotes that
-    goes into a DECIMAL. Other strings are left alone: `"5e12345"` may be an id. The result is NULL
-    or false for NULL; `None` for a schema without a DECIMAL, with which Spark writes nothing out.
+    That is an unquoted number whose exponent has four or more digits, or a quoted one in a DECIMAL
+    field. Other strings are not matched: `"5e12345"` may be an id. The result is NULL or false for
+    NULL; `None` for a schema without a DECIMAL, with which Spark does not expand numbers.
     """
     names = list(dict.fromkeys(decimal_fields(schema)))
     if not names:
@@ -37,7 +37,7 @@ def huge_number(text: Column, schema: StructType) -> Column | None:
     quoted = rf"""["'](?:{keys})["']\s*:\s*(?:[\[{{][^\]}}]*?)?{_QUOTED}"""
     outside = F.regexp_replace(text, F.lit(_STRINGS), F.lit('""'))
     certain = outside.rlike(LARGE_EXPONENT) | text.rlike(quoted)
-    # The first look is all that a normal message costs.
+    # Most messages need only this first check.
     return F.when(text.rlike(LARGE_EXPONENT), certain).otherwise(F.lit(False))
 
 
@@ -46,7 +46,7 @@ def decimal_fields(
 ) -> Iterator[str]:
     """Names of the fields whose values, or elements, are DECIMAL.
 
-    `text_field` stands for the text of the XML element around it, and counts under that name.
+    `text_field` is the field for the text of an XML element; the name of the element is returned.
     """
     if isinstance(kind, DecimalType) and name is not None:
         yield name

@@ -1,6 +1,6 @@
-"""Decoded values into the types of a schema, without losing anything on the way.
+"""Lossless conversion of decoded values to the types of a schema.
 
-Used in Spark's Python workers: a value that does not fit is one row's error, never the query's.
+Used in Spark's Python workers: a value that does not fit is an error of its row, not of the query.
 """
 
 import base64
@@ -41,18 +41,18 @@ T = TypeVar("T")
 Fit = Callable[[Any], Any]
 
 _LONGEST_SHOWN = 60
-_EXACT = Context(prec=80)  # that of a thread has 28 digits
+_EXACT = Context(prec=80)  # the default context has 28 digits
 
 
 class MisfitError(ValueError):
-    """A value does not fit its type; the path is filled in on the way out."""
+    """A value does not fit its type; callers prepend the names of the enclosing fields."""
 
     def __init__(self, reason: str, path: tuple[str, ...] = ()) -> None:
         self.reason, self.path = reason, path
         super().__init__(reason)
 
     def below(self, name: str) -> "MisfitError":
-        """The same error, seen from the struct around it."""
+        """The same error with the name of an enclosing field."""
         return MisfitError(self.reason, (name, *self.path))
 
     def __str__(self) -> str:
@@ -60,9 +60,9 @@ class MisfitError(ValueError):
 
 
 def compile_fit(data_type: DataType) -> Fit:
-    """A function from a decoded value, which is not NULL, to one that Arrow takes for this type.
+    """A function that converts a decoded value, not NULL, to one that Arrow accepts for a type.
 
-    It raises `MisfitError`. Nothing decodes to some types, such as VARIANT: `DefinitionError`.
+    It raises `MisfitError`. Unsupported types, such as VARIANT, raise `DefinitionError` here.
     """
     if isinstance(data_type, StructType):
         return _struct(data_type)
@@ -121,7 +121,7 @@ def _is(value: Any, kind: type, name: str) -> Any:
 
 
 def misfit(value: Any, wanted: str) -> MisfitError:
-    """The error of a value that is not what its column needs."""
+    """The error for a value that does not fit its column."""
     shown = repr(value)
     if len(shown) > _LONGEST_SHOWN:
         shown = shown[:_LONGEST_SHOWN] + "..."
@@ -132,7 +132,7 @@ def _integer(bits: int) -> Fit:
     limit = 1 << (bits - 1)
 
     def fit(value: Any) -> int:
-        if isinstance(value, time):  # Avro's time of day: milliseconds in an INT, else microseconds
+        if isinstance(value, time):  # Avro's time of day: milliseconds in an INT, or microseconds
             micros = (value.hour * 3600 + value.minute * 60 + value.second) * 1_000_000
             micros += value.microsecond
             return micros // 1000 if bits == 32 else micros
@@ -149,7 +149,7 @@ def _decimal(value: Any, data_type: DecimalType) -> Decimal:
     wanted = f"a {data_type.simpleString().upper()}"
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal, str)):
         raise misfit(value, wanted)
-    if isinstance(value, str) and "_" in value:  # Python would ignore it
+    if isinstance(value, str) and "_" in value:  # which Decimal() ignores
         raise misfit(value, wanted)
     try:
         number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
@@ -185,18 +185,18 @@ def _float(value: Any) -> float:
 def _string(value: Any) -> str:
     if isinstance(value, (bytes, bytearray)):
         raise misfit(value, "a string")
-    # As Spark's JSON reader does: any value of a field of type STRING is kept as text.
+    # Any value of a STRING field is kept as text, as by Spark's JSON reader.
     text = _json(value) if isinstance(value, (dict, list, bool)) else str(value)
     if not text.isascii():
         try:
             text.encode()
-        except UnicodeEncodeError:  # half of a pair of surrogates
+        except UnicodeEncodeError:  # an unpaired surrogate
             raise misfit(value, "a string of Unicode characters") from None
     return text
 
 
 def _json(value: Any) -> str:
-    """A value as JSON; numbers keep their digits."""
+    """A value as JSON; numbers keep all digits."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_json(str(key))}: {_json(v)}" for key, v in value.items()) + "}"
     if isinstance(value, list):
@@ -212,7 +212,7 @@ def _binary(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     if isinstance(value, str):
-        with suppress(ValueError):  # binascii's is one
+        with suppress(ValueError):  # binascii.Error is a subclass
             return base64.b64decode(value, validate=True)
     raise misfit(value, "base64")
 
@@ -231,7 +231,7 @@ def _date(value: Any) -> date:
 
 
 def _time(value: Any, *, is_local: bool) -> datetime:
-    """A time in UTC, without a zone if it is local."""
+    """A timestamp in UTC, without a time zone if it is local."""
     known = isinstance(value, datetime)
     parsed: datetime = value if known else _from_text(value, datetime.fromisoformat, "a time")
     try:

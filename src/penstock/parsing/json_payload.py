@@ -1,4 +1,4 @@
-"""JSON payloads to columns, strictly: what Spark's parser silently accepts is an error.
+"""JSON payloads to columns, strictly: invalid JSON that Spark silently accepts is an error.
 
 Spark's `from_json` stops after the first value, so `{"id": 1}{"id": 2}` and `{"id": 1} rubbish`
 would lose what follows. It replaces bytes that are not UTF-8, and reports no error for a NULL or
@@ -21,7 +21,7 @@ from penstock.parsing.schema import to_struct
 
 _CORRUPT = "__penstock_corrupt"
 _PARSED = "__penstock_parsed"
-# The element after the payload in an array made of both; nobody writes it into a payload.
+# The element after the payload in an array of both; it is assumed not to occur in payloads.
 _END = "penstock:end-of-payload"
 _BLANKS = " \t\r\n"
 _SHOWN_FIELDS = 20
@@ -42,16 +42,16 @@ def parse_json(
     The payload's column is replaced by those of the schema, and `_parse_error` and `_raw_payload`
     are added, both NULL if there is no error. A row has an error if its payload is NULL, empty, not
     UTF-8, not exactly one JSON object, has a value of the wrong type, or lacks a `NOT NULL` field.
-    What could be parsed is in the columns all the same. A field that is missing is NULL.
+    The columns still have the values that could be parsed. Missing fields are NULL.
 
     Args:
-        df: Streaming or not.
+        df: Streaming or batch DataFrame.
         column: STRING or BINARY.
         schema: Struct or DDL; see also `schema_from_file` and `schema_from_sample`.
-        into: Keep the columns together in one struct of this name.
+        into: Name of a struct that holds the columns together; separate columns by default.
         extra_fields: Top-level fields that the schema does not have are ignored, an error, or kept
             in the map `_extra_fields`.
-        options: Of Spark's JSON source, such as `timestampFormat`.
+        options: Options of Spark's JSON source, such as `timestampFormat`.
 
     Raises:
         DefinitionError: `PAYLOAD_COLUMN_INVALID`, `PAYLOAD_SCHEMA_INVALID`, `PARSED_COLUMN_EXISTS`
@@ -96,7 +96,7 @@ def _error(
         F.when(text.isNull(), "the payload is NULL")
         .when(~F.is_valid_utf8(text), "the payload is not UTF-8")
         .when(bare == "", "the payload is empty")
-        # Looked at a second time only where nothing was parsed.
+        # Evaluated again only if nothing was parsed.
         .when(F.lit(False) if huge is None else parsed.isNull() & huge, REASON)
         .when(~F.coalesce(whole, F.lit(False)), "the payload is not one JSON value")
         .when(first == "[", "the payload is a JSON array, not an object")
@@ -113,7 +113,7 @@ def _error(
 
 
 def _wrong_types(text: Column, parsed: Column, struct: StructType) -> Column:
-    """Names the fields that are there, but were not understood."""
+    """A message with the fields that are present, but could not be parsed."""
     reasons = [
         F.when(
             F.get_json_object(text, path).isNotNull() & value.isNull(),
@@ -123,7 +123,7 @@ def _wrong_types(text: Column, parsed: Column, struct: StructType) -> Column:
     ]
     fields = F.array_compact(F.array(*reasons))
     named = F.when(F.size(fields) > 0, F.concat(F.lit("values do not fit: "), _listed(fields)))
-    # Each field is looked up in the text again: for a huge one, this needs too much memory.
+    # Each field is extracted from the text again: too much memory for a huge text.
     is_short = F.length(text) <= _LONGEST_NAMED
     return F.coalesce(F.when(is_short, named), F.lit("a value does not fit the schema"))
 
@@ -133,7 +133,7 @@ def _leaves(
 ) -> Iterator[tuple[str, str, Column, str]]:
     for field in struct:
         if "'" in field.name:
-            continue  # there is no path to such a field
+            continue  # a JSON path cannot name such a field
         inner_path, label = f"{path}['{field.name}']", f"{prefix}{field.name}"
         inner = value.getField(field.name)
         yield inner_path, label, inner, field.dataType.simpleString()
@@ -159,7 +159,7 @@ def _absent(struct: StructType, value: Column, prefix: str) -> Iterator[Column]:
 
 
 def _extra(text: Column, struct: StructType) -> Column:
-    """The fields that the schema does not have, as text."""
+    """The fields that are not in the schema, as strings."""
     fields = F.from_json(text, "MAP<STRING, STRING>")
     kept = F.map_filter(fields, lambda key, _: ~F.array_contains(_names(struct), key))
     return F.when(F.size(kept) > 0, kept)

@@ -1,4 +1,4 @@
-"""What every parser gives: the columns of the payload, or the reason and the payload itself."""
+"""The result of every parser: the columns of the payload, or the error and the payload."""
 
 from collections.abc import Sequence
 
@@ -41,10 +41,10 @@ def spread(
     into: str | None,
     extra: Column | None = None,
 ) -> DataFrame:
-    """Put the parsed columns in the payload's place, and the outcome at the end.
+    """Replace the payload with the parsed columns, and append the columns of the outcome.
 
-    `df` has what the struct `parsed` and `error` refer to; `error` is NULL for parsed rows. `into`
-    keeps the struct as one column; `extra` is the value of `_extra_fields`.
+    `parsed` (a struct) and `error` are expressions over `df`; `error` is NULL for parsed rows.
+    `into` keeps the struct as one column; `extra` is the value of `_extra_fields`.
     """
     kept = [name for name in df.columns if name != column and not name.startswith("__penstock_")]
     new = [into] if into else [field.name for field in schema]

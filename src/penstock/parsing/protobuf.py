@@ -43,7 +43,7 @@ _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 
 @functools.cache
 def require_protobuf() -> Any:
-    """The `google.protobuf` package, or `MISSING_EXTRA`."""
+    """Import the `google.protobuf` package; raises `MissingExtraError`."""
     return import_extra(
         "google.protobuf",
         "google.protobuf.descriptor_pb2",
@@ -66,10 +66,10 @@ def struct_of_message(files: bytes, message: str) -> StructType:
 
 
 def decode_protobuf(payload: bytes, files: bytes, message: str, *, strict: bool = False) -> Any:
-    """The record that a payload holds.
+    """The record of a payload.
 
-    With `strict`, `files` is what the payload was written with: fields that it does not know are an
-    error. Otherwise only a payload that has nothing else is one.
+    With `strict`, `files` is the schema that the payload was written with: unknown fields are an
+    error. Otherwise they are an error only if the payload has no other fields.
     """
     made = message_class(files, message)()
     try:
@@ -100,14 +100,14 @@ def message_class(files: bytes, message: str) -> Any:
         raise _invalid(f"there is no message {message!r}; there are {', '.join(names)}") from None
     except DefinitionError:
         raise
-    except Exception as error:  # DecodeError, TypeError: depends on the implementation
+    except Exception as error:  # DecodeError or TypeError, depending on the implementation
         raise _invalid(f"it is not a FileDescriptorSet: {error}") from error
 
 
 def message_at(files: bytes, indexes: Sequence[int]) -> str:
-    """The full name of the message that the indexes of the Confluent wire format mean.
+    """The full name of the message that the indexes of the Confluent wire format identify.
 
-    They are of the message in the last file, then of the nested one, and so on.
+    The first one is the index of a message in the last file, the next one of a nested message, etc.
     """
     last = require_protobuf().descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
     names = [last.package] if last.package else []
@@ -116,7 +116,7 @@ def message_at(files: bytes, indexes: Sequence[int]) -> str:
         if not 0 <= index < len(messages):
             raise PayloadError(f"its schema has no message {list(indexes)}")
         names.append(messages[index].name)
-        # As Confluent's own serializer counts: the hidden messages of map fields do not.
+        # As in Confluent's serializer, the implicit messages of map fields are not counted.
         messages = [m for m in messages[index].nested_type if not m.options.map_entry]
     return ".".join(names)
 
@@ -124,7 +124,7 @@ def message_at(files: bytes, indexes: Sequence[int]) -> str:
 def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
     """A FileDescriptorSet of one file and those that it imports.
 
-    `imported` are FileDescriptorSets that end in the file of this name.
+    `imported` are FileDescriptorSets by the name of their last file.
     """
     descriptor_pb2 = require_protobuf().descriptor_pb2
     made = descriptor_pb2.FileDescriptorSet()
@@ -147,7 +147,7 @@ def file_set(file: bytes, imported: Mapping[str, bytes]) -> bytes:
 
 
 def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
-    """The FileDescriptorSet of a `.proto` text, which is its last file; `imports` by name."""
+    """Compile a `.proto` text to a FileDescriptorSet that ends with it; `imports` are by name."""
     grpc_tools = import_extra(
         "grpc_tools",
         "grpc_tools.protoc",
@@ -173,7 +173,7 @@ def compile_files(text: str, imports: Mapping[str, str]) -> bytes:
 
 
 def _add(pool: Any, files: list[Any]) -> None:
-    """Add files after those that they import."""
+    """Add files to a pool, imported ones first."""
     waiting = {file.name: file for file in files}
     known: set[str] = set()
 
@@ -230,7 +230,7 @@ def _single(field: Any, above: tuple[str, ...]) -> DataType:
     return _CPP_TYPES[field.cpp_type]() if field.type != field.TYPE_BYTES else BinaryType()
 
 
-# By `FieldDescriptor.CPPTYPE_*`; unsigned numbers go where they fit.
+# Types by `FieldDescriptor.CPPTYPE_*`; unsigned integers have a wider type.
 _CPP_TYPES: dict[int, Any] = {
     1: IntegerType,
     2: LongType,

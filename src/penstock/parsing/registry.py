@@ -1,7 +1,7 @@
 """A schema registry with Confluent's HTTP API: schemas by id and by subject.
 
 Used by the driver for the columns of a subject, and by Python workers for the schemas that payloads
-were written with. Schemas never change under their id, so each process asks once.
+were written with. The schema of an id never changes, so each process requests it once.
 """
 
 import base64
@@ -24,24 +24,24 @@ from penstock.errors import ConnectorError
 _FIRST_PAUSE_SECONDS = 0.25
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _known: dict[tuple[str, str], "RegisteredSchema"] = {}
-# Until when a schema that the registry did not have is not requested again: a topic may be full of
-# payloads with its id.
+# The time until which an unknown schema is not requested again: a topic may have many payloads with
+# its id.
 _unknown: dict[tuple[str, str], float] = {}
 _UNKNOWN_SECONDS = 5.0
 _MOST_UNKNOWN = 10_000
 
 
 class UnknownSchemaError(Exception):
-    """The registry has answered that it does not have a schema."""
+    """The registry does not have a schema."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredSchema:
     """A schema of the registry; `kind` is `AVRO`, `PROTOBUF` or `JSON`.
 
-    `references` are texts of the schemas that it refers to, before those that refer to them.
-    `files` is a FileDescriptorSet of Protobuf whose last file is the schema, `imports` are its
-    files by name.
+    `references` are the texts of the referenced schemas, dependencies first. For Protobuf, `files`
+    is a FileDescriptorSet whose last file is the schema, and `imports` are the imported texts by
+    name.
     """
 
     kind: str
@@ -56,18 +56,18 @@ class SchemaRegistry:
     """URL and authentication of a schema registry.
 
     Args:
-        url: Root of Confluent's API; several replicas with commas between them. Of Apicurio it is
+        url: Root URL of Confluent's API; several replicas are separated by commas. For Apicurio:
             `http://host:8080/apis/ccompat/v7`.
         auth: `user:password` of basic authentication. Take it from a secret:
             `spark.conf.get("registry.auth")` with a reference in the settings, or
             `dbutils.secrets.get("registry", "auth")`.
-        token: Of bearer authentication.
-        ca_file: Certificates to trust, in PEM form; the machine's by default.
-        timeout_seconds: For one request.
-        attempts: How often each replica is asked before the query fails.
+        token: Token of bearer authentication.
+        ca_file: Trusted certificates, in PEM format; those of the machine by default.
+        timeout_seconds: Timeout of a request.
+        attempts: Number of requests to each replica before the query fails.
 
     Raises:
-        ConnectorError: `SCHEMA_REGISTRY_INVALID`: no URL, or not of http or https.
+        ConnectorError: `SCHEMA_REGISTRY_INVALID`: no URL, or not http or https.
     """
 
     url: str
@@ -91,11 +91,11 @@ class SchemaRegistry:
             raise _invalid("`auth` must be `user:password`")
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """The schema with an id, else `UnknownSchemaError`; `ConnectorError` of the registry."""
+        """The schema with an id; raises `UnknownSchemaError`, or `ConnectorError`."""
         return self._kept(f"schemas/ids/{schema_id}")
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version of a subject, as it is now; raises as `schema`."""
+        """The current latest version of a subject; raises the same errors as `schema`."""
         return self._read(f"subjects/{quote(subject, safe='')}/versions/latest")
 
     def _kept(self, path: str) -> RegisteredSchema:
@@ -137,7 +137,7 @@ class SchemaRegistry:
         try:
             serialized = self._get(f"{path}?format=serialized")["schema"]
             content = base64.b64decode(str(serialized), validate=True)
-        except ValueError:  # not every registry knows this form
+        except ValueError:  # not every registry supports this format
             compiled = compile_files(text, texts)
         else:
             compiled = file_set(content, files)

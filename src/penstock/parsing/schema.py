@@ -1,4 +1,4 @@
-"""Schemas of payloads: from a struct, DDL, a file, or a sample."""
+"""Schemas of payloads, from a struct, DDL, a file, or a sample."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _AVRO_FILES = (".avsc", ".avro.json")
 
 
 def to_struct(schema: StructType | str) -> StructType:
-    """A schema that a user gave: a struct, DDL, or Spark's JSON form of a schema."""
+    """Parse a user's schema: a struct, DDL, or Spark's JSON format of schemas."""
     if isinstance(schema, StructType):
         struct = schema
     elif schema.lstrip().startswith("{"):
@@ -35,14 +35,15 @@ def to_struct(schema: StructType | str) -> StructType:
 
 
 def schema_from_file(path: str | Path) -> StructType:
-    """The schema that a file holds.
+    """Read a schema from a file.
 
     Args:
-        path: `.avsc`: an Avro schema. `.json`: what `df.schema.json()` gives. Anything else: DDL,
-            also over several lines, with `--` comments. Relative to the project's root.
+        path: A file with an Avro schema (`.avsc`), the output of `df.schema.json()` (`.json`), or
+            DDL (other names), which may have several lines and `--` comments. Relative to the
+            project's root.
 
     Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it cannot be read, or holds no schema.
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it cannot be read, or is not a schema.
     """
     file = Path(path)
     text = read_schema_file(file)
@@ -63,10 +64,10 @@ def schema_from_sample(sample: str | Sequence[str] | Path) -> StructType:
     control. Integers become BIGINT, fractions DOUBLE, times stay STRING.
 
     Args:
-        sample: One document or several; a `Path` names a file with one document per line.
+        sample: One or more documents, or the `Path` of a file with one document per line.
 
     Raises:
-        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: it has no documents, or some that are not JSON
+        DefinitionError: `PAYLOAD_SCHEMA_INVALID`: there are no documents, or not all are JSON
             objects.
     """
     if isinstance(sample, Path):

@@ -15,7 +15,7 @@ def schema_invalid(problem: str, hint: str | None = None) -> DefinitionError:
 
 @contextmanager
 def schema_file(path: Path) -> Iterator[None]:
-    """Translate what reading a schema file raises."""
+    """Translate errors of reading a schema file."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Event times out of what producers send, and the columns that tables are partitioned by."""
+"""Event times from the formats of producers, and date columns for partitioning."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from penstock._model.origin import capture_origin
 from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError
 
-# Seconds until the year 5138; below it a number is seconds, above it milliseconds, and so on.
+# The year 5138 in seconds: smaller numbers are seconds, larger ones milliseconds, and so on.
 _SECONDS_LIMIT = 100_000_000_000
 _NUMBER = r"^\s*[+-]?\d{1,19}(\.\d{1,9})?\s*$"
 
@@ -31,29 +31,30 @@ def event_time(
     fallback: str | None = None,
     max_future_seconds: int | None = None,
 ) -> DataFrame:
-    """Add the time of an event: that of the first candidate which holds one.
+    """Add the event time: the first candidate column that has a valid time.
 
-    A candidate may be TIMESTAMP, DATE, a number or text. Numbers, also as text, count from 1970;
-    their size says whether they are seconds, milliseconds, microseconds or nanoseconds. Text is
-    tried with each of `formats`, then as a number, then as ISO 8601; without a zone it is in the
-    session's, UTC by default. A value that is no time is skipped without an error.
+    A candidate may be a TIMESTAMP, DATE, number or string. Numbers, also in strings, count from
+    1970; their magnitude determines whether they are seconds, milliseconds, microseconds or
+    nanoseconds. A string is parsed with each of `formats`, then as a number, then as ISO 8601;
+    without a time zone, it is in the zone of the session, UTC by default. Values that are not times
+    are skipped without an error.
 
-    The column `<into>_source` has the candidate that was used, the fallback's name, or NULL.
-    So `expect_or_quarantine("has a time", "event_time IS NOT NULL")` finds rows without one, and
-    `event_time_source` those whose time is that of their arrival.
+    The column `<into>_source` has the name of the candidate or fallback that was used, or NULL.
+    So `expect_or_quarantine("has a time", "event_time IS NOT NULL")` finds rows without an event
+    time, and `event_time_source` those with the fallback.
 
     Args:
-        df: Streaming or not.
-        candidates: Columns or fields of structs (`payload.created_at`), the best first.
+        df: Streaming or batch DataFrame.
+        candidates: Columns or fields of structs (`payload.created_at`), in order of preference.
         formats: Patterns of Spark's `to_timestamp`.
         into: Name of the new column.
-        fallback: A column with a time that is always there, such as Kafka's `timestamp`.
-        max_future_seconds: Pass over times that are further ahead of `fallback` than this; one
-            wrong clock would otherwise push the watermark past everyone else's rows.
+        fallback: A column that always has a time, such as Kafka's `timestamp`.
+        max_future_seconds: Skip times that are further ahead of `fallback` than this. Otherwise,
+            one wrong clock would advance the watermark, and rows of other producers would be late.
 
     Raises:
-        DefinitionError: `EVENT_TIME_INVALID`: no candidates, unknown columns, or columns that hold
-            no times; `max_future_seconds` without a `fallback`.
+        DefinitionError: `EVENT_TIME_INVALID`: no candidates, unknown columns, or columns of other
+            types; `max_future_seconds` without a `fallback`.
     """
     if not candidates:
         raise _invalid("it has no candidates")
@@ -73,13 +74,13 @@ def event_time(
 def with_date_columns(
     df: DataFrame, time: str = "event_time", *, date: str = "date", hour: str | None = "hour"
 ) -> DataFrame:
-    """Add the date and the hour of a time, in the session's zone, to partition a table by.
+    """Add partition columns: the date and the hour of a time, in the session's time zone.
 
     Args:
-        df: Streaming or not.
+        df: Streaming or batch DataFrame.
         time: Column of type TIMESTAMP.
         date: Name of the DATE column.
-        hour: Name of the INT column, 0 to 23; `None` for none.
+        hour: Name of the INT column, 0 to 23; `None` to add none.
     """
     value = F.col(quoted(time))
     columns = {date: F.to_date(value)}
@@ -98,7 +99,7 @@ def _time(df: DataFrame, name: str, formats: Sequence[str]) -> Column:
         text = F.trim(column)
         number = F.when(text.rlike(_NUMBER), text)
         return F.coalesce(
-            # First, as a format may consist of digits only.
+            # Formats first: they may consist of digits only.
             *[F.try_to_timestamp(text, F.lit(pattern)) for pattern in formats],
             _epoch(number.try_cast("decimal(28,9)")),
             # A four-digit number would be read as a year.
@@ -108,7 +109,7 @@ def _time(df: DataFrame, name: str, formats: Sequence[str]) -> Column:
 
 
 def _epoch(number: Column) -> Column:
-    """A number as a time: by its size in seconds, milli-, micro- or nanoseconds."""
+    """A number since 1970 as a timestamp; its magnitude determines the unit."""
     size = F.abs(number)
     micros = (
         F.when(size < _SECONDS_LIMIT, number * 1_000_000)
