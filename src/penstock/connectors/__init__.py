@@ -1,1 +1,1 @@
-"""Deprecated: `penstock.sources` and `penstock.sinks` take its place."""
+"""Deprecated: use `penstock.sources` and `penstock.sinks`."""

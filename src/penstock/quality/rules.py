@@ -16,8 +16,8 @@ from penstock._model.similar import nearest
 from penstock._model.sql_text import quoted
 from penstock.errors import DefinitionError, DefinitionErrors
 
-# An expectation is shared, reviewed less than code and runs with all permissions: it must not call
-# arbitrary Java or read other data. The tree is checked only where one of these appears.
+# Expectations are shared, reviewed less than code, and run with all permissions: they must not call
+# arbitrary Java or read other data. The expression tree is checked only if it matches this pattern.
 _SUSPECT = re.compile(
     r"(?i)reflect|java_method|\b(select|from|values|table|exists|sql|url|file|ai_\w+)\b"
 )
@@ -34,10 +34,10 @@ def check_expectations(
     finds_hidden: bool = False,
     are_stored: bool = False,
 ) -> None:
-    """Check every expectation against the columns of its dataset, which is of this kind.
+    """Check expectations against the columns of their dataset, which has this kind.
 
-    With `finds_hidden`, it may use columns that `hidden_plan` finds; rows that `are_stored` have
-    none of these.
+    With `finds_hidden`, they may use columns that `hidden_plan` finds. Rows that `are_stored` have
+    only the columns of the table.
 
     Raises:
         DefinitionErrors: Several are invalid.
@@ -65,22 +65,22 @@ def check_expectations(
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        # An analysis with assumptions about missing sources finds a missing column in the cause.
+        # With assumptions about missing sources, the analysis looks for the column in the cause.
         causes = [error.__cause__ for error in errors if error.__cause__ is not None]
         raise DefinitionErrors(errors) from (causes[0] if causes else None)
 
 
 def condition_column(spark: SparkSession, rule: Expectation) -> Column:
-    """The condition as a Column; refused if it needs more than its row.
+    """The condition as a Column.
 
-    That is invalid SQL, a subquery, or a call of Java.
+    Raises `DefinitionError` for invalid SQL, subqueries, and calls of Java methods.
     """
     if isinstance(rule.condition, Column):
-        # Its expressions are known after analysis: `check_expectations` checks them.
+        # Its expressions are only available after analysis: see `check_expectations`.
         return rule.condition
     parser: Any = spark._jsparkSession.sessionState().sqlParser()
     try:
-        # By itself, so that an unbalanced bracket cannot match generated SQL.
+        # Parsed separately, so that an unbalanced bracket cannot match generated SQL.
         expression = parser.parseExpression(rule.condition)
     except ParseException as error:
         raise _invalid(rule, first_line(error)) from error
@@ -90,15 +90,15 @@ def condition_column(spark: SparkSession, rule: Expectation) -> Column:
 
 
 def hidden_plan(df: DataFrame, condition: Column) -> Any:
-    """The plan of a filter by columns that the query does not return; `None` if there is none."""
+    """The plan of a filter by columns that the query does not return; `None` if not possible."""
     if _SUSPECT.search(str(condition)):
         return None
     try:
         plan: Any = df.where(condition)._jdf.queryExecution().analyzed()
     except AnalysisException:
         return None
-    # Spark adds the columns below the filter and removes them above it; to groups it would add an
-    # aggregate, or the value of an arbitrary row.
+    # Spark adds the columns below the filter and removes them above it. To an aggregation, it would
+    # add an aggregate, or the value of an arbitrary row.
     if str(plan.nodeName()) != "Project":
         return None
     before: Any = df._jdf.queryExecution().analyzed()
@@ -115,7 +115,7 @@ def _group_widths(plan: Any) -> list[int]:
 
 
 def tolerant(spark: SparkSession, condition: Column, guard: Column) -> Column:
-    """A boolean that is true where the condition is, and false where it is false, NULL or fails.
+    """A boolean that is true if the condition is true, and false if it is false, NULL or fails.
 
     Under ANSI mode `cast(s AS INT) > 0` raises for `s = 'abc'`; one bad value must violate the rule
     of its row, not the flow. Catalyst's `TryEval` turns an error into NULL. That is not sufficient:
@@ -140,16 +140,16 @@ def row_guard(schema: StructType, columns: Sequence[Column] = ()) -> Column:
     cheap = [i for i, kind in enumerate(types) if kind.typeName() in _HASHABLE_FIRST]
     chosen = next(iter(cheap or hashable), None)
     if chosen is None:
-        # Not `monotonically_increasing_id()`: streams must not have it.
+        # Not `monotonically_increasing_id()`, which streaming queries do not support.
         seed = F.spark_partition_id()
     else:
         seed = columns[chosen] if columns else F.col(quoted(schema.names[chosen]))
-    # A population count is never above 64, which Catalyst does not infer.
+    # A population count is at most 64, which Catalyst does not infer.
     return F.bit_count(F.hash(seed)) < 100
 
 
 def _sound(df: DataFrame, columns: Sequence[Column]) -> bool:
-    """Check all rules in one analysis, for the common case."""
+    """Whether a single analysis shows that all rules are valid."""
     if not columns:
         return True
     if any(_SUSPECT.search(str(column)) for column in columns):
@@ -224,7 +224,7 @@ def _refuse(rule: Expectation, expression: Any) -> None:
 
 
 def refusals(expression: Any) -> Iterator[str]:
-    """Why a parsed or analysed expression needs more than its row."""
+    """The reasons why a parsed or analyzed expression is refused."""
     kind = str(expression.getClass().getSimpleName())
     if "Subquery" in kind or kind in ("Exists", "ListQuery", "InSubquery"):
         yield "it contains a subquery"
@@ -241,7 +241,7 @@ def refusals(expression: Any) -> Iterator[str]:
 
 
 def nearest_column(error: AnalysisException, columns: Sequence[str]) -> str | None:
-    """The column that is most like an unresolved name."""
+    """The column whose name is most similar to an unresolved name."""
     parameters = error.getMessageParameters() or {}
     name = parameters.get("objectName", "").replace("`", "")
     if not name:

@@ -1,6 +1,6 @@
 """All expectations of a dataset in one pass: the destination of a row, and a bit per violated rule.
 
-The result is a DataFrame with more columns, built once before the flow starts. The writer
+The result is a DataFrame with additional columns, built once before the flow starts. The writer
 (`_tables.write.writer`) writes rows to two tables by the destination column and counts violated
 rules by the mask columns of the written rows.
 """
@@ -36,8 +36,8 @@ QUARANTINE_COLUMNS = (FAILED_RULES, ROW, SOURCE)
 
 FAILURE_MARK = "PENSTOCK_EXPECTATION_FAILED "
 _SHOWN_ROW_CHARACTERS = 2000
-_BETWEEN_NAMES = "\x01"  # a name that contains it is shown as two
-# Bits of a mask column; the sign bit stays free.
+_BETWEEN_NAMES = "\x01"  # separator; a name that contains it is shown as two
+# Bits of a mask column, without the sign bit.
 _MASK_BITS = 63
 _KINESIS_COLUMNS = ("stream", "shardId", "sequenceNumber")
 _KAFKA_COLUMNS = {"topic": "string", "partition": "int", "offset": "bigint"}
@@ -50,10 +50,10 @@ class RowSplit:
     """A DataFrame with a destination for each row."""
 
     df: DataFrame  # the destination is the last column
-    data_columns: tuple[str, ...]  # of the user's query
+    data_columns: tuple[str, ...]  # columns of the user's query
     masks: tuple[str, ...]  # mask columns (BIGINT); NULL where none of their rules is violated
     bits: dict[str, tuple[str, int]]  # mask column and bit of each warn and drop rule
-    rules: tuple[str, ...]  # names of all rules, in order; those of fail rules have no bit
+    rules: tuple[str, ...]  # names of all rules, in order; fail rules have no bit
     quarantine: bool  # rows that violate a drop rule are kept
     null_in_valid: tuple[str, ...]  # helper columns that are NULL in all valid rows
 
@@ -69,18 +69,18 @@ class ExpectationFailure:
 def split_rows(
     df: DataFrame, expectations: Sequence[Expectation], *, quarantine: bool = True
 ) -> RowSplit | None:
-    """Add the columns to a query that apply its expectations; `None` without expectations.
+    """Add columns to a query that apply its expectations; `None` without expectations.
 
-    A row violates a rule if the condition is false or NULL or fails. Fail rules have priority over
+    A row violates a rule if the condition is false, NULL or fails. Fail rules have priority over
     drop rules: they raise while the row is computed, before anything is written.
 
     Args:
         df: The user's query, streaming or not.
-        expectations: In the order of their declaration.
-        quarantine: Keep rows that violate a drop rule.
+        expectations: Expectations in the order of declaration.
+        quarantine: Whether rows that violate a drop rule are kept.
 
     Raises:
-        DefinitionError: A condition is refused, or a column has a reserved name.
+        DefinitionError: A condition is invalid, or a column has a reserved name.
     """
     expectations = [rule for rule in expectations if rule.rows is None]
     if not expectations:
@@ -146,7 +146,7 @@ def filter_view(df: DataFrame, expectations: Sequence[Expectation]) -> DataFrame
 
 
 def parse_failure(message: str) -> ExpectationFailure | None:
-    """The failure of a fail rule in the message of a failed job; `None` for another reason."""
+    """The failure of a fail rule from the message of a failed job; `None` for other causes."""
     start = message.find(FAILURE_MARK)
     if start < 0:
         return None
@@ -209,8 +209,8 @@ def _with_hidden(
 ) -> tuple[DataFrame, list[Expectation]]:
     """Evaluate rules about columns that a query reads, but does not return.
 
-    On Databricks, rules find them like a `WHERE` over the query does: columns that were renamed or
-    dropped, and those of either side of a join. The result of such a rule becomes a column.
+    As on Databricks, rules resolve them like a `WHERE` over the query: columns that were renamed or
+    dropped, and those of both sides of a join. The result of such a rule becomes a column.
     """
     rules: list[Expectation] = []
     for rule in expectations:
@@ -221,7 +221,7 @@ def _with_hidden(
             except AnalysisException:
                 plan = hidden_plan(df, column)
                 if plan is None:
-                    check_expectations(df, [rule])  # raises with what is wrong
+                    check_expectations(df, [rule])  # raises an error with the reason
                     raise
                 name = f"{MASK_PREFIX}hidden_{len(rules)}"
                 df = _with_result(df, plan, name)
@@ -235,7 +235,7 @@ def _with_result(df: DataFrame, plan: Any, name: str) -> DataFrame:
     utils = jvm.org.apache.spark.sql.classic.ExpressionUtils
     where = plan.child()
     rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(df._jdf.sparkSession(), where.child())
-    # By id: a hidden column may have the name of a column of the query.
+    # Columns by expression id: a hidden column may have the name of another one.
     output = plan.output()
     columns = [Column(utils.column(output.apply(i))) for i in range(output.size())]
     condition = Column(utils.column(where.condition()))
@@ -244,7 +244,7 @@ def _with_result(df: DataFrame, plan: Any, name: str) -> DataFrame:
 
 
 def _count_name(rule: Expectation) -> str:
-    # Hexadecimal: two lists of columns must not have the same name, which has no dots.
+    # Hexadecimal, for a name without dots that is unique for each list of columns.
     return f"{MASK_PREFIX}same_{'_'.join(name.lower().encode().hex() for name in rule.unique)}"
 
 
@@ -272,22 +272,22 @@ def _any(conditions: Sequence[Column]) -> Column:
 
 
 def _names(rules: Sequence[str], broken: dict[str, Column]) -> Column:
-    """Names of those of these rules that are violated, at least one.
+    """The names of the violated rules, of which there is at least one.
 
-    Not `array_compact`: it has no generated code, and excludes the whole projection from it.
+    `array_compact` is not used: it disables code generation for the whole projection.
     """
     names = F.concat_ws(_BETWEEN_NAMES, *[F.when(broken[name], F.lit(name)) for name in rules])
     return F.split(names, _BETWEEN_NAMES)
 
 
 def row_json(df: DataFrame, columns: Sequence[str]) -> Column:
-    """A row as JSON, with NULLs; as Spark's string if it has types that JSON lacks."""
+    """A row as JSON, with NULLs; as a string if it has types that JSON does not support."""
     row = F.struct(*[F.col(quoted(column)) for column in columns])
     as_json = F.to_json(row, {"ignoreNullFields": "false"})
     try:
         df.select(as_json)
     except AnalysisException:
-        # Types that JSON lacks, such as intervals.
+        # Types that JSON does not support, such as intervals.
         return row.cast("string")
     return as_json
 
@@ -303,7 +303,7 @@ def _failure_message(
 
 
 def source_column(df: DataFrame) -> Column:
-    """The source of a row, if its columns have it: coordinates of Kafka or Kinesis, or a file."""
+    """The source of a row, if it is in the columns: position in Kafka or Kinesis, or a file."""
     types = {field.name.lower(): field.dataType.simpleString() for field in df.schema}
     for prefix in _KAFKA_PREFIXES:
         names = [f"{prefix}{name}" for name in _KAFKA_COLUMNS]

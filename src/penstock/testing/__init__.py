@@ -1,4 +1,4 @@
-"""What users need to test a pipeline, and what packages with a source or sink need to test it."""
+"""Tools to test pipelines, and contract tests for packages with a source or sink."""
 
 from penstock.testing.pipeline import Counts, PipelineTest, assert_rows
 from penstock.testing.sinks import SinkSuite

@@ -1,4 +1,4 @@
-"""A pipeline in a test: rows for its sources, updates, and what its tables hold then."""
+"""A pipeline in a test: rows for its sources, updates, and the rows of its tables."""
 
 import contextlib
 import json
@@ -40,11 +40,11 @@ class Counts:
     """Rows that the flows of a table reported in the last update.
 
     Attributes:
-        written: Added or merged.
-        dropped: That violated a drop rule.
-        quarantined: Those of them that are kept in quarantine.
-        late: That came after the watermark had passed them.
-        duplicates: Whose key the table had already.
+        written: Added or merged rows.
+        dropped: Rows that violated a drop rule.
+        quarantined: Dropped rows that are kept in quarantine.
+        late: Rows that were older than the watermark.
+        duplicates: Rows whose key the table already had.
     """
 
     written: int = 0
@@ -56,7 +56,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class _Added:
-    """Rows of a test: the name as it was first written, and the table that has them."""
+    """Rows of a test: the name of the source as first written, and the table of the rows."""
 
     source: str
     folder: Path
@@ -64,14 +64,14 @@ class _Added:
 
 
 class PipelineTest:
-    """A project whose updates run in this process, in a storage of its own.
+    """A project whose updates run in this process, with a separate storage.
 
     Args:
-        project: A folder of the project, or a source file.
-        storage: Folder of tables and checkpoints; empty at first.
+        project: Folder of the project, or a source file.
+        storage: Folder for tables and checkpoints; initially empty.
         spark: A session with Delta; see the fixture `penstock_spark`.
-        configuration: Wins over the settings file, key by key.
-        parameters: Likewise.
+        configuration: Configuration whose keys override those of the settings file.
+        parameters: Parameters whose keys override those of the settings file.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class PipelineTest:
                 it reads (its expectations still apply); or a table that the pipeline reads and
                 does not declare.
             rows: Mappings with the same keys, or a DataFrame.
-            schema: DDL or type of the rows; needed where columns are missing or all values of one
-                are `None`.
-            batch: Let the query of the dataset return all rows as a batch. Else they are a stream,
-                except for a materialized view, and a flow with `once` or `replace_where`.
+            schema: DDL or type of the rows; required if columns are missing or all values of a
+                column are `None`.
+            batch: Whether the query of the dataset returns all rows as a batch. By default they are
+                a stream, except for materialized views and flows with `once` or `replace_where`.
 
         Raises:
-            SpecError: Rows have other keys than the first row or the schema.
+            SpecError: The keys of a row differ from those of the first row or from the schema.
         """
         df = rows if isinstance(rows, DataFrame) else self._frame(rows, schema)
         key = self._name(source).key
@@ -127,12 +127,12 @@ class PipelineTest:
         return self
 
     def add_file(self, path: str, content: str | bytes) -> "PipelineTest":
-        """Write a file where the pipeline reads one.
+        """Write a file to a path that the pipeline reads.
 
         Args:
-            path: As the code has it, with the name of the file: `/Volumes/raw/orders/1.json`. The
-                whole folder is replaced by one of the test.
-            content: Of the file.
+            path: Path as in the code, with the name of the file: `/Volumes/raw/orders/1.json`. The
+                whole folder is replaced with one of the test.
+            content: Content of the file.
         """
         folder, _, name = path.rpartition("/")
         target = self._storage / "_files" / folder.replace(":", "_").strip("/")
@@ -154,15 +154,15 @@ class PipelineTest:
         return self
 
     def run(self, *tables: str, **options: Any) -> UpdateResult:
-        """Run an update; it must be completed.
+        """Run an update, which must complete.
 
         Args:
-            tables: Those to update; none = all.
+            tables: Tables to update; all by default.
             options: `full_refresh` (names of tables), `full_refresh_all`, `replace_where`.
 
         Raises:
             AssertionError: A flow failed; the message has the errors. Or rows were added to a name
-                that no part of the pipeline declares or reads.
+                that the pipeline neither declares nor reads.
             PenstockError: The update could not start.
         """
         result = self._update(refresh=tables, **options)
@@ -182,10 +182,10 @@ class PipelineTest:
 
         Args:
             step: `before_write`, `after_quarantine_commit` or `after_target_commit`.
-            flows: Names of those that fail; none = all.
+            flows: Names of the flows that fail; all by default.
 
         Raises:
-            AssertionError: No flow came to this step.
+            AssertionError: No flow reached this step.
         """
         crashed = set()
 
@@ -200,21 +200,21 @@ class PipelineTest:
         return result
 
     def table(self, name: str) -> DataFrame:
-        """The rows of a table of the pipeline, as of now."""
+        """The current rows of a table of the pipeline."""
         return self.spark.read.format("delta").load(self._layout.table_path(self._name(name)))
 
     def quarantine(self, table: str) -> DataFrame:
-        """The rows of a table's quarantine: its columns, and `_failed_rules`; empty if none."""
+        """The rows of a table's quarantine, with its columns and `_failed_rules`; may be empty."""
         path = self._layout.quarantine_path(self._name(table))
         if not Path(path, "_delta_log").exists():
             return self.table(table).limit(0)
         return self.spark.read.format("delta").load(path)
 
     def counts(self, table: str) -> Counts:
-        """What the flows of a table reported in the last update."""
+        """The counts that the flows of a table reported in the last update."""
         return self._counts.get(table.lower(), Counts())
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _frame(self, rows: Sequence[Mapping[str, Any]], schema: str | StructType | None) -> Any:
         wanted: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -247,7 +247,7 @@ class PipelineTest:
             self._settings,
             tables=MappingProxyType(tables),
             paths=MappingProxyType({**self._settings.paths, **self._paths}),
-            # Tests read and register nothing elsewhere, copy no events and send no messages.
+            # Tests do not read from or register in other systems, export events or send messages.
             defer=None,
             metastore=None,
             events=EventLogSettings(),
@@ -260,9 +260,9 @@ class PipelineTest:
             return run_update(settings, UpdateOptions(**options), bus=bus, edit=self._edited)
 
     def _edited(self, declared: PipelineDefinition, external: ExternalTables) -> PipelineDefinition:
-        """The datasets that have rows of the test read these, at the time of the test.
+        """The pipeline in which datasets with test rows read these, at the time of the test.
 
-        All tables are in the storage of the test, and no event hooks are called.
+        All tables are in the storage of the test, and event hooks are not called.
         """
         index = build_index(declared, self._settings)
         rows = self._of_datasets(index, external)
@@ -304,7 +304,7 @@ class PipelineTest:
         )
 
     def _of_datasets(self, index: DefinitionIndex, external: ExternalTables) -> dict[str, _Added]:
-        """The rows of each dataset, by its key; the other rows are of tables to read."""
+        """The rows of each dataset, by its key; other rows belong to external tables."""
         rows: dict[str, _Added] = {}
         for key, added in self._rows.items():
             end = "." + ".".join(comparable_parts(added.source) or ())
@@ -350,14 +350,14 @@ class PipelineTest:
 
 
 def assert_rows(actual: DataFrame, expected: Iterable[Mapping[str, Any]]) -> None:
-    """Compare the rows of a table with what they should be, in any order.
+    """Compare the rows of a table with the expected rows, in any order.
 
     Args:
-        actual: Such as `pipeline.table("orders")`.
+        actual: A DataFrame such as `pipeline.table("orders")`.
         expected: One mapping per row, all with the same keys; only these columns are compared.
 
     Raises:
-        AssertionError: With the rows that differ.
+        AssertionError: Rows differ; the message has them.
     """
     rows = [dict(row) for row in expected]
     names = list(rows[0]) if rows else actual.columns

@@ -1,4 +1,4 @@
-"""What every sink must do, as tests that a subclass inherits."""
+"""The contract of sinks as tests that subclasses inherit."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,21 +27,21 @@ SECOND: list[Row] = [(4, "d")]
 
 
 class SinkSuite:
-    """Contract tests of a sink, with one flow. Need a fixture `spark`.
+    """Contract tests of a sink, with one flow. They require a fixture `spark`.
 
-    Each test calls `options` once, with a folder of its own.
+    Each test calls `options` once, with a separate folder.
 
     Attributes:
         sink: The class under test.
-        format: As in `create_sink`; by default its first one.
+        format: Format as in `create_sink`; by default the first format of the class.
         mode: Output mode of the flow.
         wrong_options: Changes to `options` that must be refused; `None` leaves an option out.
-        secrets: Names of options whose values no message may show.
-        is_repeated: Whether rows of a batch that is written again are there once more.
+        secrets: Names of options whose values must not be in messages.
+        is_repeated: Whether a batch that is written again has duplicate rows.
         lost_checkpoint: Condition of the error for a flow that starts with a new checkpoint;
-            empty if it may, and adds its rows once more, or replaces them by key.
-        counts_rows: Whether it is known how many rows were written.
-        failures: Texts of failures to the conditions of their errors.
+            empty if this is allowed, and the flow adds the rows again, or replaces them by key.
+        counts_rows: Whether the number of written rows is always available.
+        failures: Texts of failures, mapped to the conditions of their errors.
     """
 
     sink: ClassVar[type[Sink]]
@@ -54,10 +54,10 @@ class SinkSuite:
     counts_rows: ClassVar[bool] = True
     failures: ClassVar[Mapping[str, str]] = {}
 
-    # -- what a subclass says ------------------------------------------------------------------
+    # -- overridden by subclasses --------------------------------------------------------------
 
     def options(self, folder: Path) -> Mapping[str, str]:
-        """Options of a sink that nothing was written to; paths are absolute."""
+        """Options of an empty sink; paths are absolute."""
         raise NotImplementedError
 
     def read_back(self, spark: SparkSession, options: Mapping[str, str]) -> Iterable[Row]:
@@ -65,7 +65,7 @@ class SinkSuite:
         raise NotImplementedError
 
     def query(self, rows: DataFrame) -> DataFrame:
-        """What the flow makes of the rows (`id BIGINT, name STRING`)."""
+        """The query of the flow over the rows (`id BIGINT, name STRING`)."""
         return rows
 
     def function(self, options: Mapping[str, str]) -> Callable[..., object] | None:
@@ -75,14 +75,14 @@ class SinkSuite:
     # -- options -------------------------------------------------------------------------------
 
     def test_wrong_options_are_refused_and_no_secret_is_shown(self, tmp_path: Path) -> None:
-        """Sound options pass, and passing twice changes nothing; wrong ones are refused."""
+        """Valid options are accepted, and the check is idempotent; invalid options are refused."""
         sink, options = self.sink(), self.options(tmp_path)
         checked = sink.check_options(options)
         assert sink.check_options(checked) == checked
         check_refusals(sink.check_options, options, self.wrong_options, self.secrets)
 
     def test_what_is_read_off_options_holds_no_secret(self, tmp_path: Path) -> None:
-        """Facts need no valid options, and neither they nor endpoints show a secret."""
+        """Facts do not require valid options; neither facts nor endpoints contain secrets."""
         sink, options = self.sink(), self.options(tmp_path)
         shown = f"{sink.facts(options)} {sink.endpoints(options)}"
         assert hidden_values(options, self.secrets, shown) == []
@@ -92,7 +92,7 @@ class SinkSuite:
         assert sink.map_options(options, str) == options
 
     def test_every_refused_mode_has_a_reason_and_a_way_out(self) -> None:
-        """At least one mode is taken."""
+        """At least one mode is supported."""
         sink = self.sink()
         assert self.mode in sink.modes
         assert set(sink.modes).isdisjoint(sink.refused_modes)
@@ -100,7 +100,7 @@ class SinkSuite:
         assert bool(sink.refused_modes) <= bool(sink.instead)
 
     def test_failures_are_explained(self) -> None:
-        """Those that the system causes, and no others."""
+        """Only failures that the system causes are explained."""
         sink, flow = self.sink(), flow_named("f")
         for text, condition in self.failures.items():
             error = sink.explain(text, flow, 3)
@@ -113,7 +113,7 @@ class SinkSuite:
     def test_rows_are_there_once_and_counted_after_a_restart(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """A flow resumes where it was, and a restart without new rows changes nothing."""
+        """A flow resumes from its checkpoint; a restart without new rows writes no rows."""
         options = self.options(tmp_path)
         assert self._run(spark, tmp_path, options, add=FIRST) in self._counts(3)
         self._has(spark, options, FIRST)
@@ -125,7 +125,7 @@ class SinkSuite:
     def test_a_batch_that_is_written_again_has_the_promised_effect(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """As after a crash between the commit of the sink and that of the checkpoint."""
+        """Simulates a crash between the commit of the sink and that of the checkpoint."""
         options = self.options(tmp_path)
         self._run(spark, tmp_path, options, add=FIRST)
         forget_last_commit(tmp_path / "first")
@@ -135,7 +135,7 @@ class SinkSuite:
     def test_a_new_checkpoint_has_the_promised_effect(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """As after `checkpoint reset --from earliest`: batch ids begin at 0 again."""
+        """As after `checkpoint reset --from earliest`: batch ids start at 0 again."""
         options = self.options(tmp_path)
         self._run(spark, tmp_path, options, add=FIRST)
         try:
@@ -148,7 +148,7 @@ class SinkSuite:
             is_keyed = self.sink().facts(options).is_keyed
             self._has(spark, options, FIRST if is_keyed else FIRST * 2)
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _run(
         self,
@@ -159,7 +159,7 @@ class SinkSuite:
         add: Sequence[Row] = (),
         epoch: str = "first",
     ) -> int | None:
-        """Run the flow until all rows are written; returns how many, if that is known."""
+        """Run the flow until all rows are written; returns their number, if available."""
         rows = folder / "rows"
         rows.mkdir(exist_ok=True)
         if add:

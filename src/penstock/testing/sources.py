@@ -1,4 +1,4 @@
-"""What every source must do, as tests that a subclass inherits."""
+"""The contract of sources as tests that subclasses inherit."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -37,20 +37,20 @@ SECOND: list[Row] = [(4, "d"), (5, "e")]
 
 
 class SourceSuite:
-    """Contract tests of a source, with one stream. Need a fixture `spark`.
+    """Contract tests of a source, with one stream. They require a fixture `spark`.
 
-    Each test calls `options` and `paths` with a folder of its own, and always with the same one.
+    Each test has a separate folder, with which it calls `options` and `paths`.
 
     Attributes:
         source: The class under test.
-        format: As in `spark.readStream.format`; by default its first one.
-        schema: As in `schema()`; `None` if it is not called.
+        format: Format as in `spark.readStream.format`; by default the first format of the class.
+        schema: Argument of `schema()`; `None` if it is not called.
         wrong_options: Changes to `options` that must be refused; `None` leaves an option out.
-        secrets: Names of options whose values no message may show.
-        has_latest: Whether the stream can be reset to what comes next.
+        secrets: Names of options whose values must not be in messages.
+        has_latest: Whether the stream can start at the latest position.
         has_ranges: Whether a range that was read can be read again.
-        has_lag: Whether it is known what waits.
-        failures: Texts of failures to the conditions of their errors.
+        has_lag: Whether the lag is available.
+        failures: Texts of failures, mapped to the conditions of their errors.
     """
 
     source: ClassVar[type[Source]]
@@ -63,18 +63,18 @@ class SourceSuite:
     has_lag: ClassVar[bool] = False
     failures: ClassVar[Mapping[str, str]] = {}
 
-    # -- what a subclass says ------------------------------------------------------------------
+    # -- overridden by subclasses --------------------------------------------------------------
 
     def options(self, folder: Path) -> Mapping[str, str]:
-        """Options of a reader that reads all rows from the first."""
+        """Options of a reader that starts at the earliest position."""
         return {}
 
     def paths(self, folder: Path) -> tuple[str, ...]:
-        """What `load` is called with."""
+        """The arguments of `load`."""
         return ()
 
     def add_rows(self, spark: SparkSession, folder: Path, rows: Sequence[Row]) -> None:
-        """Put rows, pairs of `id` and `name`, into the system."""
+        """Write rows, pairs of `id` and `name`, to the system."""
         raise NotImplementedError
 
     def query(self, rows: DataFrame) -> DataFrame:
@@ -84,7 +84,7 @@ class SourceSuite:
     # -- options -------------------------------------------------------------------------------
 
     def test_wrong_options_are_refused_and_no_secret_is_shown(self, tmp_path: Path) -> None:
-        """Sound options pass; wrong ones are refused."""
+        """Valid options are accepted; invalid ones are refused."""
         source, options = self.source(), self.options(tmp_path)
         source.check_options(options, is_stream=True)
         shown = f"{source.endpoints(options)}"
@@ -97,7 +97,7 @@ class SourceSuite:
     def test_every_row_is_read_once_over_restarts_and_the_same_ones_when_a_batch_is_repeated(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """A batch that is run again after a crash has the rows that it had."""
+        """A batch that is run again after a crash has the same rows."""
         self.add_rows(spark, tmp_path, FIRST)
         first = self._read(spark, tmp_path)
         assert _all_of(first) == _sorted(FIRST)
@@ -112,7 +112,7 @@ class SourceSuite:
     def test_the_name_shows_no_secret_and_failures_are_explained(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """Failures that the source causes, and no others."""
+        """Only failures that the source causes are explained."""
         self.add_rows(spark, tmp_path, FIRST)
         opened = self._open(spark, tmp_path)
         shown = f"{opened.name} {self.source().describe(self._as_read(spark, tmp_path))}"
@@ -131,7 +131,7 @@ class SourceSuite:
     def test_a_start_position_decides_what_is_read(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """As after `checkpoint reset`: the position is fixed by the command."""
+        """As after `checkpoint reset`, which determines the position."""
         self.add_rows(spark, tmp_path, FIRST)
         self._read(spark, tmp_path)
         now_ms = _now_ms()
@@ -154,7 +154,7 @@ class SourceSuite:
             assert _all_of(rows) == _sorted(SECOND)
 
     def test_a_range_has_the_rows_that_were_read(self, spark: SparkSession, tmp_path: Path) -> None:
-        """As in `backfill`: what came after the flow has read belongs to the flow."""
+        """As in `backfill`: rows that the flow has not read yet are not in the range."""
         self.add_rows(spark, tmp_path, FIRST)
         self._read(spark, tmp_path)
         opened, done = self._open(spark, tmp_path), self._checkpoint(tmp_path)
@@ -171,7 +171,7 @@ class SourceSuite:
         assert _all_of(rows) == _sorted(FIRST)
 
     def test_what_waits_is_measured(self, spark: SparkSession, tmp_path: Path) -> None:
-        """Nothing waits when everything is read."""
+        """The lag is zero when all rows are read."""
         self.add_rows(spark, tmp_path, FIRST)
         opened, checkpoint = self._open(spark, tmp_path), tmp_path / "checkpoint"
         opened.prepare_start(str(checkpoint), [opened])
@@ -188,7 +188,7 @@ class SourceSuite:
         assert waiting is not None
         assert waiting != lag, "rows that wait are not seen"
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _as_read(self, spark: SparkSession, folder: Path, position: Position | None = None) -> Read:
         source_format = self.format or self.source().formats[0]

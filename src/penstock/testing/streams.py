@@ -1,4 +1,4 @@
-"""Streams as the suites of connectors run them: to the end of what is there, again and again."""
+"""Runs of streams for the contract tests of connectors: to the end of the available input."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,18 @@ Row = tuple[Any, ...]
 
 
 def flow_named(name: str) -> Flow:
-    """A flow as errors name it."""
+    """A flow with this name, for errors."""
     origin = SourceLocation(file="suite.py", line=1)
     return Flow(name=name, target="target", function=lambda: None, origin=origin)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A query that has read everything that was there.
+    """A query that has read all available input.
 
     Attributes:
-        reports: Spark's, of each micro-batch, oldest first.
-        java_sources: Spark's own objects of the sources.
+        reports: Spark's progress reports, one per micro-batch, oldest first.
+        java_sources: Spark's objects of the sources, in the JVM.
     """
 
     reports: list[Mapping[str, Any]]
@@ -33,11 +33,11 @@ class Finished:
 
 
 def run_to_end(writer: Any, checkpoint: Path) -> Finished:
-    """Run a stream until it has read everything that is there.
+    """Run a stream until it has read all available input.
 
     Args:
         writer: A `DataStreamWriter`.
-        checkpoint: Folder; the stream resumes from what is in it.
+        checkpoint: Folder of the checkpoint from which the stream resumes.
     """
     writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     query = writer.start()
@@ -53,9 +53,9 @@ def run_to_end(writer: Any, checkpoint: Path) -> Finished:
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """Undo what Spark notes last about a batch: its next start writes the batch again.
+    """Remove the last commit of a checkpoint, so that the next start writes the batch again.
 
-    This is what a crash leaves between the commit of a target and that of the checkpoint.
+    This is the state after a crash between the commits of a target and of the checkpoint.
     """
     commits = [file for file in (checkpoint / "commits").iterdir() if file.name.isdigit()]
     newest = max(commits, key=lambda file: int(file.name))
@@ -64,7 +64,7 @@ def forget_last_commit(checkpoint: Path) -> None:
 
 
 def hidden_values(options: Mapping[str, str], names: tuple[str, ...], text: str) -> list[str]:
-    """Names of the options whose values are in a text that must not show them."""
+    """Names of the given options whose values appear in a text."""
     return [name for name in names if options.get(name) and options[name] in text]
 
 
@@ -74,7 +74,7 @@ def check_refusals(
     wrong_options: Sequence[Mapping[str, str | None]],
     secrets: tuple[str, ...],
 ) -> None:
-    """Check that each change makes options wrong, without a secret in the error."""
+    """Check that options are refused after each change, without a secret in the error."""
     for wrong in wrong_options:
         merged = {**options, **wrong}
         refused = {name: value for name, value in merged.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A fixed time in the queries and expectations of a pipeline."""
+"""A fixed current time in the queries and expectations of a pipeline."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _CALL = re.compile(r"\s*\(\s*\)")
 
 @dataclass(frozen=True)
 class FrozenTime:
-    """What the functions of the current time return instead of it."""
+    """A time that replaces the current time in queries and expectations."""
 
     time: datetime
     spark: SparkSession
@@ -30,7 +30,7 @@ class FrozenTime:
 
         def frozen() -> DataFrame:
             plan = analyzed(function())
-            # A Scala map is a partial function: from an expression to what replaces it.
+            # A Scala map is a partial function, here from expressions to their replacements.
             plan = plan.transformAllExpressionsWithSubqueries(self._literals())
             return dataframe(self.spark, plan)
 
@@ -54,7 +54,7 @@ class FrozenTime:
         return replace(rule, condition="".join([*parts, text[end:]]))
 
     def _literals(self) -> Any:
-        """Expressions of the current time in an analyzed plan, with the literals for them."""
+        """A Scala map from expressions of the current time to their literals."""
         jvm: Any = self.spark._jvm
         expressions = jvm.org.apache.spark.sql.catalyst.expressions
         types = jvm.org.apache.spark.sql.types.DataTypes
