@@ -1,1 +1,1 @@
-"""The Python API: one surface under three names, and its registry."""
+"""The Python API, which is available under three module names, and its registry."""

@@ -1,7 +1,7 @@
 """Checks of the arguments that users pass to the declarative API.
 
-Wrong values are recorded with the name of the parameter, never raised: loading continues.
-Values are never quoted unless they come from a closed set: options may hold secrets.
+Errors are recorded with the name of the parameter, not raised: loading continues. Messages contain
+values only if these are from a closed set: options may contain secrets.
 """
 
 import inspect
@@ -35,10 +35,10 @@ _alias: ContextVar[str | None] = ContextVar("penstock_alias", default=None)
 
 
 def checked_call(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a call with wrong parameters a recorded `DefinitionError` instead of a `TypeError`.
+    """Record a `DefinitionError` for a call with wrong parameters instead of raising `TypeError`.
 
-    Unknown keywords are recorded and left out; if the rest does not bind either, the function is
-    not called and an identity decorator is returned, so that loading continues.
+    Unknown keywords are recorded and removed; if the other arguments do not bind either, the
+    function is not called and an identity decorator is returned, so that loading continues.
 
     Raises:
         DefinitionError: No registry is active.
@@ -65,7 +65,7 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
         try:
             signature.bind(*args, **known_only)
         except TypeError as error:
-            if not unknown:  # else the missing parameter is most likely the misspelt one
+            if not unknown:  # otherwise, the missing parameter is most likely the misspelled one
                 hint = "pass later arguments by name" if "positional" in str(error) else None
                 registry.record(
                     DefinitionError(
@@ -80,7 +80,7 @@ def checked_call(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def aliased(name: str, function: Callable[P, R]) -> Callable[P, R]:
-    """Return a checked function under another name, which its errors use."""
+    """Return a checked function under another name, which is used in its errors."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,7 +110,7 @@ def _with_keywords(signature: inspect.Signature) -> inspect.Signature:
 
 
 def stand_in(registry: Registry, args: tuple[object, ...]) -> object:
-    """Return the function that a failed call decorates if it is bare, else a decorator."""
+    """Return the function that a failed bare decorator is applied to, or else a decorator."""
     if len(args) == 1 and inspect.isfunction(args[0]):
         registry.excuse(args[0])
         return args[0]
@@ -118,7 +118,7 @@ def stand_in(registry: Registry, args: tuple[object, ...]) -> object:
 
 
 def excusing(registry: Registry) -> Callable[[F], F]:
-    """Return a decorator that declares nothing, in place of one whose arguments were wrong."""
+    """Return a decorator that declares nothing, for a call with invalid arguments."""
 
     def decorate(function: F) -> F:
         if callable(function):
@@ -129,10 +129,10 @@ def excusing(registry: Registry) -> Callable[[F], F]:
 
 
 class Arguments:
-    """Checks the arguments of one call and records what is wrong with them.
+    """Checks the arguments of one call and records errors.
 
-    Every method returns the value in the form of the model; `None` means "not given" and returns
-    the default. A wrong value is recorded and returns the default too.
+    Every check returns the value as used by the model; `None` means "not given" and returns the
+    default. For an invalid value, an error is recorded, and the default is returned.
     """
 
     def __init__(self, function: str) -> None:
@@ -151,7 +151,7 @@ class Arguments:
         self.record("INVALID_PARAMETER", f"`{parameter}` {problem}", hint)
 
     def require(self, **values: object) -> None:
-        """Record which of these parameters are `None`."""
+        """Record an error for each of these parameters that is `None`."""
         for parameter, value in values.items():
             if value is None:
                 self.reject(parameter, "must be given")
@@ -191,7 +191,7 @@ class Arguments:
         return None
 
     def choice(self, parameter: str, value: object, allowed: Iterable[str]) -> str | None:
-        """One of a closed set, in any case."""
+        """A value from a closed set, case-insensitive."""
         text = self.text(parameter, value)
         if text is None:
             return None
@@ -207,7 +207,7 @@ class Arguments:
         return None
 
     def columns(self, parameter: str, value: object, *, kind: str = "column") -> tuple[str, ...]:
-        """A list of names; `kind` is what they are of."""
+        """A list of names; `kind` is the kind of the named objects."""
         if value is None:
             return ()
         if isinstance(value, str):
@@ -225,7 +225,7 @@ class Arguments:
         return () if self.has_duplicates(parameter, names, kind=kind) else names
 
     def has_duplicates(self, parameter: str, names: Iterable[str], *, kind: str = "column") -> bool:
-        """Whether a name is listed more than once, in any case; if so, that is recorded."""
+        """Whether a name is listed more than once, case-insensitive; records an error if so."""
         counts = Counter(name.lower() for name in names)
         duplicates = sorted(name for name, count in counts.items() if count > 1)
         if duplicates:
@@ -262,7 +262,7 @@ class Arguments:
         return self._name(parameter, value, lambda text: resolve_name(text, catalog="", schema=""))
 
     def single_name(self, parameter: str, value: object) -> str | None:
-        """A name of one part, as flows and sinks have."""
+        """A name of one part, as for flows and sinks."""
         return self._name(parameter, value, _check_single)
 
     def _name(self, parameter: str, value: object, check: Callable[[str], object]) -> str | None:
@@ -280,7 +280,7 @@ class Arguments:
         return text
 
     def condition(self, rule: str, value: object) -> "str | Column | None":
-        """The condition of an expectation: SQL string that is not blank, or a Column."""
+        """The condition of an expectation: a SQL string that is not blank, or a Column."""
         if isinstance(value, str) and value.strip():
             return value
         if is_a(value, "Column"):
@@ -294,7 +294,7 @@ class Arguments:
         return None
 
     def row_condition(self, parameter: str, value: object) -> "str | Column | None":
-        """A condition of rows: SQL string that is not blank, or a Column."""
+        """A condition on rows: a SQL string that is not blank, or a Column."""
         return cast("str | Column | None", self._text_or(parameter, value, "SQL", "Column"))
 
     def _text_or(self, parameter: str, value: object, language: str, class_name: str) -> object:
@@ -306,7 +306,7 @@ class Arguments:
         return None
 
     def unavailable(self, parameter: str, value: object) -> None:
-        """Record that a parameter is not available yet, if it is given."""
+        """Record an error if a parameter is given that is not available yet."""
         if value is not None:
             problem = f"`{parameter}` is not available yet"
             self.record("FEATURE_NOT_AVAILABLE", problem, "leave the parameter out")
@@ -318,5 +318,5 @@ def _check_single(name: str) -> None:
 
 
 def is_a(value: object, class_name: str) -> bool:
-    """Whether a class of that name is among the value's classes; does not import Spark."""
+    """Whether a value is an instance of a class with this name; does not import Spark."""
     return any(kind.__name__ == class_name for kind in type(value).__mro__)

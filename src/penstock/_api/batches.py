@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class MicroBatch:
     """The micro-batch that a function writes.
 
-    Flow, epoch and batch id together identify it. The batch id alone does not: it starts at 0 again
-    with every checkpoint, and every flow has one.
+    It is identified by flow, epoch and batch id. The batch id alone is not unique: it starts at 0
+    in every checkpoint of every flow.
 
     Attributes:
         pipeline: Name of the pipeline at the first start of the flow.
         flow: Name of the flow.
-        epoch: Of the flow's checkpoint; another one after a full refresh or under another name.
-        batch_id: Spark's.
+        epoch: Epoch of the flow's checkpoint, which changes after a full refresh or a rename.
+        batch_id: Spark's id of the batch.
     """
 
     pipeline: str
@@ -38,7 +38,7 @@ class MicroBatch:
 
 
 class BatchTools(Protocol):
-    """Implemented by the engine while a function runs."""
+    """The engine's implementation of the functions of this module."""
 
     @property
     def batch(self) -> MicroBatch: ...
@@ -67,7 +67,7 @@ _current: ContextVar[BatchTools | None] = ContextVar("penstock_batch", default=N
 
 @contextlib.contextmanager
 def writing(tools: BatchTools) -> Iterator[None]:
-    """Let the functions of this module work in this context."""
+    """Make the functions of this module available in this context."""
     token = _current.set(tools)
     try:
         yield

@@ -236,7 +236,7 @@ def _events(source: str, *, once: bool, where: Expression | None) -> Callable[[]
 
 
 def _read_once(source: str) -> "DataFrame":
-    """The current rows of a source; a streaming view can only be read as a stream."""
+    """Read the current rows of a source; a streaming view is read as a stream."""
     try:
         return read(source)
     except DefinitionError as error:
@@ -281,7 +281,7 @@ def _columns(arguments: Arguments, parameter: str, value: object) -> tuple[str, 
     known = [name for entry in value if (name := _column(arguments, parameter, entry)) is not None]
     if len(known) < len(value) or arguments.has_duplicates(parameter, known):
         return None
-    # An empty list is what generated code passes for "not given".
+    # Generated code passes an empty list for "not given".
     return tuple(known) or None
 
 
@@ -321,7 +321,7 @@ def _column(arguments: Arguments, parameter: str, value: object) -> str | None:
 def _exclusive(
     arguments: Arguments, only: tuple[str, object], but: tuple[str, object]
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Two lists of columns, each a parameter and its value, of which one may be given."""
+    """Two lists of columns that exclude each other, each given as a parameter and its value."""
     only_columns = _columns(arguments, *only)
     but_columns = _columns(arguments, *but)
     if only_columns is not None and but_columns is not None:

@@ -1,4 +1,4 @@
-"""`expect*`: rules of the dataset that the same function defines, above or below its decorator."""
+"""`expect*`: rules of the dataset that the same function defines, in any order of decorators."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -161,7 +161,7 @@ def _parse_rules(
 
 
 def parse_parameters(arguments: Arguments, values: Mapping[str, object]) -> tuple[Expectation, ...]:
-    """Return the rules of the `expect_all*` parameters of a call, by parameter."""
+    """Return the rules in the `expect_all*` parameters of a call."""
     return tuple(
         rule
         for parameter, on_violation in _PARAMETERS.items()
@@ -210,7 +210,7 @@ def _all_rules(function_name: str, rules: object, on_violation: OnViolation) -> 
     parsed = _parse_rules(arguments, "expectations", rules, on_violation)
     if parsed:
         return _decorator(arguments, parsed)
-    # An empty dictionary is no error: rules that are read from a table may be none.
+    # An empty dictionary is valid: rules may be read from a table, which may be empty.
     return cast("Callable[[F], F]", stand_in(arguments.registry, (rules,)))
 
 

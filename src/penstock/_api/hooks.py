@@ -1,4 +1,4 @@
-"""`on_event_hook`: functions of the user that are called with every event of an update."""
+"""`on_event_hook`: user functions that are called with every event of an update."""
 
 from collections.abc import Callable
 from typing import Any, overload

@@ -1,7 +1,7 @@
-"""One surface under three names: `dlt`, `pyspark.pipelines` and `penstock`.
+"""The API under three module names: `dlt`, `pyspark.pipelines` and `penstock`.
 
-The module is put into `sys.modules` rather than on disk: an installed `dlt` may be another product,
-and the `pyspark.pipelines` of Spark refuses most declarations of existing files.
+The module is added to `sys.modules` instead of being installed: an installed `dlt` may be another
+product, and Spark's `pyspark.pipelines` does not support most declarations in existing files.
 """
 
 import sys
@@ -19,13 +19,14 @@ _ABSENT = object()
 def installed_modules() -> Iterator[ModuleType]:
     """Let `import dlt` and `from pyspark import pipelines` import the API inside this context.
 
-    May be nested. pyspark is not imported. The previous modules, among them a real `dlt` with its
-    submodules, are restored afterwards. It changes the whole process, not only this thread.
+    May be nested. Does not import pyspark. The previous modules, such as an installed `dlt` with
+    its submodules, are restored afterwards. The change affects the whole process, not only this
+    thread.
     """
     saved = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_hidden(name)}
     parent = sys.modules.get("pyspark")
     attribute = getattr(parent, "pipelines", _ABSENT)
-    # The one real module, not one per name: `importlib.reload` wants a spec that can be found.
+    # The real module, not one per name: `importlib.reload` requires a spec that can be found.
     sys.modules.update(dict.fromkeys(_NAMES, surface))
     if parent is not None:
         vars(parent)["pipelines"] = surface

@@ -1,4 +1,4 @@
-"""What all decorators of query functions share."""
+"""Functions that all decorators of query functions share."""
 
 import inspect
 from collections.abc import Callable
@@ -8,20 +8,20 @@ from penstock._api.arguments import Arguments, excusing
 from penstock.errors import DefinitionError
 
 Declare = Callable[[Arguments, Callable[..., Any]], None]
-"""Adds what a decorator declares to the registry, for the function that it is applied to."""
+"""Adds the declaration of a decorator to the registry, for the decorated function."""
 
 
 def decorator(call: Arguments, query_function: object, declare: Declare) -> Callable[..., Any]:
-    """Return the function if the decorator is used bare, else the decorator.
+    """Return the function if the decorator is used bare, otherwise the decorator.
 
     Args:
-        call: The call of the decorator; its origin is used where it is bare.
-        query_function: The positional argument; `None` if the decorator is used called.
+        call: The call of the decorator; its origin is used if the decorator is bare.
+        query_function: The positional argument; `None` if the decorator is called with options.
         declare: Called once for each function that the decorator is applied to.
     """
 
     def decorate(function: Any) -> Any:
-        arguments = Arguments(call.function)  # of its application, which may be on another line
+        arguments = Arguments(call.function)  # its origin is the line where it is applied
         if callable(function):
             declare(arguments, function)
         else:
@@ -38,7 +38,7 @@ def decorator(call: Arguments, query_function: object, declare: Declare) -> Call
 
 
 def is_query_function(arguments: Arguments, function: Callable[..., Any]) -> bool:
-    """Whether a function can be called without arguments; if not, that is recorded."""
+    """Whether a function can be called without arguments; records an error if not."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable of C code without a signature
@@ -67,7 +67,7 @@ def is_query_function(arguments: Arguments, function: Callable[..., Any]) -> boo
 def takes(
     arguments: Arguments, function: Callable[..., Any], *values: object, problem: str
 ) -> bool:
-    """Whether a function can be called with these values; if not, the problem is recorded."""
+    """Whether a function can be called with these values; records the problem if not."""
     try:
         inspect.signature(function).bind(*values)
     except TypeError:
@@ -81,7 +81,7 @@ def takes(
 def own_name(
     arguments: Arguments, function: object, check: Callable[[str, object], str | None]
 ) -> str | None:
-    """The name of a function, for what it defines; recorded if it has none or a wrong one."""
+    """The name of a function, as the name of its dataset, flow or sink; records errors."""
     if not hasattr(function, "__name__"):
         arguments.reject("name", "must be given: the function has no name of its own")
         return None

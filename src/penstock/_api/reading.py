@@ -1,4 +1,4 @@
-"""`read` and `read_stream`: readers of datasets, for use inside of query functions.
+"""`read` and `read_stream`, which query functions use to read datasets.
 
 Reading needs Spark, which `_api` does not import: `_analysis` provides a `DatasetReader` while
 query functions run.
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 class DatasetReader(Protocol):
-    """Reads datasets by name. Called on the thread that runs a query function, any number of times.
+    """Reads datasets by name. Called any number of times, on the thread of a query function.
 
-    What it raises reaches the user's function, and through it the caller of that function.
+    Exceptions propagate to the user's function, and to its caller.
     """
 
     def read(self, name: str) -> "DataFrame":
-        """Return the dataset of that name, as the user wrote it, as a batch."""
+        """Return the dataset with a name, as written by the user, as a batch DataFrame."""
 
     def read_stream(self, name: str) -> "DataFrame":
-        """Return the dataset of that name, as the user wrote it, as a stream."""
+        """Return the dataset with a name, as written by the user, as a streaming DataFrame."""
 
     def query(self, text: str, *, catalog: str | None, schema: str | None) -> "DataFrame":
         """Return the result of a SQL query over datasets of the pipeline.
 
         Args:
             text: One query.
-            catalog: Default catalog of its names; `None` = the pipeline's.
-            schema: Default schema of its names; `None` = the pipeline's.
+            catalog: Default catalog of its names; `None` means the pipeline's.
+            schema: Default schema of its names; `None` means the pipeline's.
         """
 
 
@@ -43,7 +43,7 @@ _reader: ContextVar[DatasetReader | None] = ContextVar("penstock_reader", defaul
 
 @contextmanager
 def reading(reader: DatasetReader) -> Iterator[None]:
-    """Let `read` and `read_stream` of this context go through `reader`."""
+    """Use `reader` for `read` and `read_stream` in this context."""
     token = _reader.set(reader)
     try:
         yield
@@ -76,8 +76,8 @@ def query(text: str, *, catalog: str | None = None, schema: str | None = None) -
 
     Args:
         text: One query; names of datasets in any style.
-        catalog: Default catalog of its names; `None` = the pipeline's.
-        schema: Default schema of its names; `None` = the pipeline's.
+        catalog: Default catalog of its names; `None` means the pipeline's.
+        schema: Default schema of its names; `None` means the pipeline's.
 
     Raises:
         DefinitionError: Called outside of a query function.

@@ -1,9 +1,9 @@
-"""The registry: collects what source files declare, errors included.
+"""The registry: collects the declarations of source files, and errors.
 
 One registry is active while source files are loaded (`registration`). Declarations go into it in
-source order; a wrong declaration is recorded and loading continues, so that one pass reports every
-error. Names are not compared here: only `_graph` knows the defaults that decide whether two names
-are the same dataset.
+source order; for an invalid one, an error is recorded and loading continues, so that one pass
+reports all errors. Names are not compared here: whether two names are the same dataset depends on
+defaults, which `_graph` resolves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,19 +33,19 @@ class Registry:
         self._flows: list[Flow] = []
         self._hooks: list[EventHook] = []
         self._errors: list[PenstockError] = []
-        # Keyed by identity: a query function may be any callable, hashable or not. The history
-        # holds the function, so that an id cannot be given out again.
+        # Keyed by identity: a query function may be a callable that is not hashable. The history
+        # references the function, so that its id is not reused.
         self._histories: dict[int, FunctionHistory] = {}
         self._made: set[tuple[object, ...]] = set()
         self._known: frozenset[tuple[object, ...]] = frozenset()
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """While this is open, leave out what was declared before at the same line, with one name.
+        """In this context, skip what was declared before it at the same line with the same name.
 
         For a notebook that is executed again. Within one execution, a name that is declared twice
-        is still an error. Names that the notebook builds from variables of its caller are declared
-        if they are new.
+        is still an error. Names that depend on variables of the notebook's caller are declared if
+        they are new.
         """
         before = self._known
         self._known = frozenset(self._made)
@@ -65,7 +65,7 @@ class Registry:
         function: Callable[..., Any] | None = None,
         flow: Flow | None = None,
     ) -> None:
-        """Add a dataset, and the flow that its decorator makes.
+        """Add a dataset, and the flow that its decorator declares.
 
         Args:
             dataset: Its own expectations come before those of its function.
@@ -83,7 +83,7 @@ class Registry:
             self._flows.append(flow)
 
     def add_unless(self, dataset: Dataset) -> Callable[[], None]:
-        """Add a dataset behind all others, unless the returned function is called."""
+        """Add a dataset after all others, unless the returned function is called."""
         if self._is_new("dataset", dataset.name, dataset.origin):
             self._provisional.append(dataset)
 
@@ -117,7 +117,7 @@ class Registry:
         self._history(function).add_rules(tuple(expectations), origin)
 
     def excuse(self, function: Callable[..., Any]) -> None:
-        """Accept rules without a dataset on this function: its declaration had an error."""
+        """Accept rules without a dataset on a function whose declaration failed or was skipped."""
         self._history(function).excused = True
 
     def record(self, error: PenstockError) -> None:
@@ -137,17 +137,17 @@ class Registry:
         return (*self._errors, *orphans, *duplicates)
 
     def build(self) -> PipelineDefinition:
-        """Return everything that was declared.
+        """Return all declarations.
 
         Raises:
-            DefinitionErrors: There were errors; all of them.
+            DefinitionErrors: All recorded errors, if there are any.
         """
         if errors := self.errors:
             raise DefinitionErrors(errors)
         return self.declared()
 
     def declared(self) -> PipelineDefinition:
-        """Return the declarations without errors."""
+        """Return the declarations, even if there are errors."""
         datasets, _ = self._attach()
         return PipelineDefinition(
             datasets=tuple(datasets),
@@ -205,7 +205,7 @@ def _duplicate_rules(dataset: Dataset) -> Iterator[DefinitionError]:
 
 @contextmanager
 def registration(registry: Registry) -> Iterator[Registry]:
-    """Make `registry` the active one of this context."""
+    """Make `registry` the active registry in this context."""
     token = _active.set(registry)
     try:
         yield registry
@@ -217,7 +217,7 @@ def active_registry(caller: str) -> Registry:
     """Return the active registry; `caller` is the name of the API function, for the message.
 
     Raises:
-        DefinitionError: `OUTSIDE_PIPELINE`: there is none.
+        DefinitionError: `OUTSIDE_PIPELINE`: no registry is active.
     """
     registry = _active.get()
     if registry is None:

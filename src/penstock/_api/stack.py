@@ -1,8 +1,8 @@
-"""Which rules belong to which dataset, when both are decorators on one function.
+"""Assigns rules to datasets if both are declared by decorators of the same function.
 
-Decorators are applied bottom-up, so a *stack* of them shows as applications whose lines do not
-rise. All rules of a stack belong to all datasets of that stack, above or below. A function may
-also be used again, in a loop or by a later call: that starts a new stack.
+Decorators are applied bottom-up, so the line numbers of a *stack* of them do not increase. All
+rules of a stack belong to all datasets of that stack, above or below. A function may also be
+decorated again, in a loop or by a later call, which starts a new stack.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class _Stack:
     def continues_at(self, origin: SourceLocation) -> bool:
         if origin.file != self.last.file or origin.line > self.last.line:
             return False
-        # On one line, `table(...)(expect(...)(f))` in a loop starts over with the second round.
+        # `table(...)(expect(...)(f))` on one line of a loop starts a new stack per iteration.
         return origin.line < self.last.line or not self.datasets
 
     def rules(self) -> Rules:
-        """In source order: the decorator that is applied last comes first."""
+        """The rules in source order: the decorator that is applied last is first."""
         return tuple(rule for group in reversed(self.groups) for rule in group)
 
 
@@ -36,9 +36,9 @@ class FunctionHistory:
     """The decorators of one query function, in order.
 
     Attributes:
-        function: Referenced, so that its id is not reused.
+        function: The function; the reference prevents its id from being reused.
         feeds: Target of its append flow, if any.
-        excused: Whether rules without a dataset are no error, because a declaration already is.
+        excused: Whether rules without a dataset are accepted; see `Registry.excuse`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -52,7 +52,7 @@ class FunctionHistory:
         return str(getattr(self.function, "__name__", None) or type(self.function).__name__)
 
     def add_dataset(self, index: int, origin: SourceLocation) -> None:
-        """A dataset decorator was applied; `index` is the registry's number of the dataset."""
+        """Record a dataset decorator; `index` is the position of the dataset in the registry."""
         self._stack_at(origin).datasets.append(index)
 
     def add_rules(self, rules: Rules, origin: SourceLocation) -> None:
@@ -61,8 +61,8 @@ class FunctionHistory:
     def resolve(self) -> tuple[dict[int, Rules], Rules]:
         """Return the rules of each dataset, and the rules without a dataset.
 
-        Rules of a stack without dataset belong to every later dataset of the function; if there is
-        none, to those of the stack before (`expect(...)(table(f))` on one line).
+        Rules of a stack without datasets belong to all later datasets of the function; if there are
+        none, to those of the previous stack with datasets (`expect(...)(table(f))` on one line).
         """
         rules_of: dict[int, Rules] = {}
         inherited: Rules = ()

@@ -1,6 +1,6 @@
-"""The declarative API, whole: what `penstock`, `dlt` and `pyspark.pipelines` offer.
+"""The complete declarative API, as exported by `penstock`, `dlt` and `pyspark.pipelines`.
 
-Only names, no definitions: `importlib.reload` of any of the three changes nothing.
+The module has only names, no definitions, so that `importlib.reload` of it has no effect.
 """
 
 import sys
@@ -78,7 +78,7 @@ _OF_LOADING_TOOL = ("destination", "pipeline", "resource", "source", "transforme
 
 
 def __getattr__(name: str) -> object:
-    """Give `pyspark.pipelines.api`, the same module; else name the nearest function."""
+    """Return this module as `pyspark.pipelines.api`; for other names, suggest a similar one."""
     if name == "api":
         return sys.modules[__name__]
     if name == "replace_flow":

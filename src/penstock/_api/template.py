@@ -1,4 +1,4 @@
-"""What the dataset decorators have in common: their parameters, checked, and what they declare."""
+"""The common part of the dataset decorators: parameters, their checks, and declarations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,13 +77,13 @@ class CreateTableArguments(TableArguments, StreamingTableArguments, total=False)
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetTemplate:
-    """A dataset whose name, function and origin may not be known yet.
+    """The arguments of a dataset whose name, function and origin may not be known yet.
 
     Attributes:
-        name: `None` takes the name of the function.
+        name: Name of the dataset; `None` means that of the function.
         properties: Fields of `Dataset`, checked.
-        output_mode: Of the implicit flow.
-        replace_where: Of the implicit flow.
+        output_mode: Output mode of the implicit flow.
+        replace_where: Condition of the implicit flow.
     """
 
     name: str | None
@@ -95,7 +95,7 @@ class DatasetTemplate:
     def parse(
         cls, arguments: Arguments, kind: DatasetKind | None, values: Mapping[str, object]
     ) -> "DatasetTemplate":
-        """Check the arguments of a dataset, by parameter; wrong ones are recorded."""
+        """Check the arguments of a dataset, by parameter; records errors."""
 
         def checked(check: Callable[[str, object], V], parameter: str) -> V:
             return check(parameter, values.get(parameter))
@@ -107,7 +107,7 @@ class DatasetTemplate:
             arguments.conflict("partition_cols", "cluster_by")
         window = checked(arguments.row_condition, "replace_where")
         if window is not None:
-            kind = DatasetKind.STREAMING_TABLE  # keeps its other rows, with a batch query
+            kind = DatasetKind.STREAMING_TABLE  # with a batch query; other rows are kept
             if mode is not None:
                 hint = "an output mode belongs to a stream; keep `replace_where` alone"
                 arguments.conflict("replace_where", "output_mode", hint=hint)
