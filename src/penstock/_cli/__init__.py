@@ -1,1 +1,1 @@
-"""Commands; exceptions become exit codes; the only package that prints."""
+"""Commands of the command line, and exit codes for exceptions; only this package prints."""

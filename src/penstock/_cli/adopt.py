@@ -1,4 +1,4 @@
-"""`adopt`: the declared equivalent of a job, as a proposal."""
+"""`adopt`: proposes the declarative equivalent of a job."""
 
 import re
 import shlex
@@ -69,7 +69,7 @@ def adopt(
 
 
 def _commands(proposal: "Proposal", job: Path, place: Path) -> list[str]:
-    """What is run before the first update, so that flows continue where the queries stopped."""
+    """Commands to run before the first update, so that flows resume where the queries stopped."""
     commands = [f"penstock dry-run {shlex.quote(str(place))}"] if proposal.queries else []
     for query in proposal.queries:
         if query.checkpoint is None or query.keeps_state:

@@ -19,10 +19,10 @@ _COLUMNS = ("pipeline", "state", "time", "rows", "quarantined", "error")
 
 
 def each_pipeline(project: options.UpdateOptions) -> list["PipelineSettings"]:
-    """The settings of each pipeline of a bundle, or those of the only pipeline.
+    """The settings of each pipeline of a bundle, or of the only pipeline.
 
     Raises:
-        SpecError: PIPELINES_SHARE_STORAGE: Two of them have the same checkpoints and state.
+        SpecError: PIPELINES_SHARE_STORAGE: Two pipelines have the same checkpoints and state.
     """
     from penstock._project.databricks.bundle import SeveralPipelinesError
 
@@ -50,9 +50,9 @@ def each_pipeline(project: options.UpdateOptions) -> list["PipelineSettings"]:
 def run_each(
     pipelines: Sequence["PipelineSettings"], run: Callable[["PipelineSettings"], int]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Run updates; the exit code of the first that failed, and a row about each.
+    """Run updates; returns the exit code of the first that failed, and a result row for each.
 
-    A pipeline that fails does not keep the next one from running; an interrupt does.
+    The next pipeline runs even if a pipeline has failed, but not after an interrupt.
     """
     codes: list[int] = []
     rows: list[dict[str, Any]] = []

@@ -101,7 +101,7 @@ def _verdict(result: "ProjectCheck") -> str:
 def _needs(result: "ProjectCheck") -> Iterator[tuple[str, str, str]]:
     listed = set()
     for kind, name, where in _all_needs(result):
-        # `scikit-learn` and `scikit_learn` are one package.
+        # `scikit-learn` and `scikit_learn` are the same package.
         key = (kind, name.lower().replace("-", "_") if kind == "package" else name)
         if key not in listed:
             listed.add(key)

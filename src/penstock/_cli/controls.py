@@ -1,6 +1,6 @@
 """Control of a pipeline from another process: start, stop, replay.
 
-Commands run in separate processes, which continue after the dashboard ends.
+Commands run in separate processes, which continue to run when the dashboard ends.
 """
 
 import math
@@ -56,9 +56,9 @@ class _Job:
 
 
 class ProcessControl:
-    """Controls one pipeline by processes and signals. Any thread may call.
+    """Controls one pipeline by processes and signals. Thread-safe.
 
-    `project` and `choice` are arguments and options of the command line that select the pipeline.
+    `project` and `choice` are the command-line arguments and options that select the pipeline.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ProcessControl:
         self._stop_requested_at = -math.inf
 
     def state(self) -> dict[str, Any]:
-        """`runs`: what holds the pipeline, or null; `is_stopping`; `jobs`: the newest first."""
+        """`runs`: the holder of the pipeline, or null; `is_stopping`; `jobs`: newest first."""
         with self._lock:
             holder = self._holder()
             return {
@@ -117,7 +117,7 @@ class ProcessControl:
         self._run("update", [*arguments, *self._choice, "--", *self._project])
 
     def replay(self, dataset: str, *, rules: Sequence[str] = (), rows: Sequence[str] = ()) -> None:
-        """Replay quarantined rows of a dataset that violated one of the rules, or have an id."""
+        """Replay quarantined rows of a dataset, selected by violated rules or row ids."""
         project = [f"--project={path}" for path in self._project]
         chosen = [f"--rule={rule}" for rule in rules]
         what = f"replay of {dataset}"
@@ -132,7 +132,7 @@ class ProcessControl:
     def stop(self, *, now: bool = False) -> None:
         """Stop after the batches in flight; with `now`, after a first stop, interrupt them.
 
-        The second signal is sent late enough to count as another request.
+        The second signal is delayed, so that it counts as a separate request.
         """
         if now:
             seconds = self._stop_requested_at + _BETWEEN_SIGNALS - time.monotonic()
@@ -162,7 +162,7 @@ class ProcessControl:
             try:
                 os.kill(int(holder["pid"]), signal.SIGTERM)
             except ProcessLookupError:
-                pass  # it has ended; its JVM may hold the lease a little longer
+                pass  # it has ended; its JVM may still hold the lease for a short time
             except OSError as error:
                 raise _refused(f"the signal was refused: {error.strerror}") from error
             self._stop_requested = _identity(holder)
@@ -183,7 +183,7 @@ class ProcessControl:
             if any(job.process.poll() is None for job in self._jobs):
                 raise _refused("the previous command has not ended yet")
             self._note(what)
-            # The environment of this machine, without the dashboard's token.
+            # The environment of this process, without the dashboard's token.
             environment = {k: v for k, v in os.environ.items() if k != "PENSTOCK_UI_TOKEN"}
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)

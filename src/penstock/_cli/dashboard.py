@@ -1,4 +1,4 @@
-"""`ui`, and the dashboard beside `run` and `demo`."""
+"""`ui`, and the dashboard of `run --ui` and `demo --ui`."""
 
 import os
 import socket
@@ -137,7 +137,7 @@ def _log_of(project: options.StatusOptions, stack: ExitStack) -> "WatchedLog":
                     label=named.name or "pipeline",
                     directory=directory,
                     tables=TableBrowser(str(named), trusts_paths=False) if is_beside else None,
-                    # Where the storage is in the project's folder, its sources are there, too.
+                    # If the storage is in the project's folder, the sources are there too.
                     code_of=partial(excerpt, named) if is_beside else None,
                 )
     settings = project.settings()
@@ -162,8 +162,8 @@ def _log_of(project: options.StatusOptions, stack: ExitStack) -> "WatchedLog":
 def dashboard_beside(settings: "PipelineSettings", *, enabled: bool) -> Iterator[None]:
     """Serve the dashboard of a pipeline from a separate process while the body runs.
 
-    So the dashboard does not slow down the driver. The process ignores signals of the terminal and
-    ends when its standard input is closed, also after a `kill -9`.
+    A separate process does not slow down the driver. It ignores signals of the terminal, and ends
+    when its standard input is closed, even if this process is killed.
     """
     if not enabled:
         yield

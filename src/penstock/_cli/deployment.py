@@ -1,4 +1,4 @@
-"""`plan` and `apply`: what a deployment of the project changes, and the deployment."""
+"""`plan` and `apply`: the changes that a deployment of the project makes, and the deployment."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -91,7 +91,7 @@ def apply(
     if is_json:
         options.print_json({**_body(result.plan), "done": is_done})
     elif not result.plan.pending and result.succeeded:
-        pass  # The plan says that nothing differs.
+        pass  # The plan already states that there are no changes.
     elif not yes:
         print("nothing was changed; --yes applies the plan")
     elif result.succeeded:

@@ -1,4 +1,4 @@
-"""Exit codes of `penstock`, part of its documented interface."""
+"""Exit codes of `penstock`, which are part of its documented interface."""
 
 OK = 0
 UPDATE_FAILED = 1

@@ -1,4 +1,4 @@
-"""Reports exceptions as text on stderr and an exit code."""
+"""Reports exceptions: a message on stderr, and an exit code."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ _INVALID = re.compile(r"Input should be (.+?)(?:, unable to parse .*)?$")
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Report the error of a command; the exit code. `debug` adds the traceback."""
+    """Report the error of a command; returns the exit code. `debug` adds the traceback."""
     output = Output(sys.stderr)
     if isinstance(error, BrokenPipeError):
         silence(sys.stdout)
@@ -42,8 +42,8 @@ def report(error: BaseException, *, debug: bool) -> int:
             if isinstance(error, InternalError):
                 _ask_for_report(error, output)
             return error.exit_code
-        case TyperException():  # the root of usage errors, whose own classes are not public
-            # Pydantic's text about the value of an option.
+        case TyperException():  # the base class of usage errors, whose classes are not public
+            # Pydantic's message about the value of an option.
             message = error.message.removeprefix("Value error, ")
             error.message = _INVALID.sub(r"it must be \1", message)
             show = getattr(error, "show", None)  # with the usage line of the command
@@ -66,7 +66,7 @@ def _ask_for_report(error: BaseException, output: Output) -> None:
 
 
 def _write_crash(error: BaseException) -> Path | None:
-    """The traceback in a new file that only the user may read."""
+    """Write the traceback to a new file that only the user can read."""
     from penstock import __version__
     from penstock._observe.masking import shown
 

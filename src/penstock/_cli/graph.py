@@ -64,7 +64,7 @@ def graph(
 def _events(
     settings: "PipelineSettings", update: str | None, deferral: dict[str, str]
 ) -> Iterator[Any]:
-    """Definitions, or the events of an update; `deferral` takes what is read from elsewhere."""
+    """Definitions, or events of an update; adds deferred datasets to `deferral`."""
     from penstock._observe import log
     from penstock._observe.events import EventOrigin
     from penstock._observe.masking import without_secrets

@@ -1,4 +1,4 @@
-"""`preview`, `quarantine`, `quality` and `events`: the contents of tables and of the event log."""
+"""`preview`, `quarantine`, `quality` and `events`: contents of tables and of the event log."""
 
 import sys
 from collections.abc import Iterator

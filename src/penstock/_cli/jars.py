@@ -84,7 +84,7 @@ def sync(
 
 @contextmanager
 def shown_progress(*, quiet: bool) -> "Iterator[Callable[[SyncProgress], None] | None]":
-    """A callback that shows a sync: a progress bar on a terminal, else a line per jar."""
+    """A callback that shows progress: a bar on a terminal, otherwise one line per jar."""
     if quiet:
         yield None
         return
@@ -138,9 +138,9 @@ def _line_per_jar(output: Output) -> "Callable[[SyncProgress], None]":
 
 
 def prepare_fast_start(*, quiet: bool) -> None:
-    """Build a class-data archive by a training run of the `penstock init` project.
+    """Build a class-data archive with a training run of the `penstock init` project.
 
-    It halves the start of Spark's JVM; every failure is only a warning.
+    It halves the start time of Spark's JVM; a failure only prints a warning.
     """
     from penstock._local import cds
     from penstock._local.jars import SPARK_JAR_SETS, class_path

@@ -165,7 +165,7 @@ def _finding(finding: "Finding") -> dict[str, Any]:
 
 
 def _cases(report: "LintReport", fail_on: FailOn) -> list[reports.Case]:
-    """Findings as cases, skipped below `fail_on`; a single passed case without findings."""
+    """Findings as cases, skipped below `fail_on`; one passed case if there are no findings."""
     words = {"note": "notice", "warning": "warning", "error": "error"}
     cases = []
     for finding in report.findings:

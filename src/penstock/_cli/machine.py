@@ -67,7 +67,7 @@ def _project_settings() -> "PipelineSettings | None":
 
     try:
         return load_settings(Path.cwd())
-    except SpecError:  # reported by the commands that need the settings
+    except SpecError:  # reported by commands that require the settings
         return None
 
 

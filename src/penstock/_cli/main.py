@@ -36,12 +36,12 @@ from penstock._cli import (
 from penstock._cli.failure import report
 from penstock._cli.masked_output import masked_output
 
-# Python collects garbage several times at its end, which takes 0.3 s if pandas is imported.
+# Python collects garbage several times at exit, which takes 0.3 s if pandas is imported.
 atexit.register(gc.freeze)
 
 
 class _Commands(TyperGroup):
-    """All commands; Typer itself ends an interrupted one without a word."""
+    """All commands. Typer exits silently if a command is interrupted; this class reports it."""
 
     def invoke(self, ctx: Any) -> object:
         try:
@@ -112,7 +112,7 @@ for module in (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code. `--debug` may be anywhere before a `--`."""
+    """Run a command; returns the exit code. `--debug` may be anywhere before a `--`."""
     own = list(sys.argv[1:] if arguments is None else arguments)
     rest: list[str] = []
     if "--" in own:
@@ -131,7 +131,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         code = command.main(arguments, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as error:
-        # Typer exits with 1 when the reader of a pipe has closed it, which is no failure.
+        # Typer exits with 1 if the reader of a pipe has closed it, which is not a failure.
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         code = report(error.__context__, debug=debug)
@@ -141,7 +141,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
 
 
 def _quieten_logging(*, debug: bool) -> None:
-    """Log our own warnings to stderr; those of libraries (py4j on Ctrl-C) only with `--debug`."""
+    """Log Penstock's warnings to stderr; those of libraries (py4j on Ctrl-C) with `--debug`."""
     root = logging.getLogger()
     if root.handlers:
         return

@@ -13,7 +13,7 @@ _LONGEST_LINE = 1 << 16
 
 
 class MaskedStream:
-    """A text stream that masks complete lines; an incomplete one waits for a flush."""
+    """A text stream that masks complete lines; an incomplete line is written by a flush."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -38,7 +38,7 @@ class MaskedStream:
             self.write(line)
 
     def write_as_is(self, text: str) -> None:
-        """Write what was masked already, or must not be: the dashboard's address."""
+        """Write text that is already masked, or must not be masked: the dashboard's address."""
         with self._lock:
             self._put(self._line)
             self._line = ""
@@ -63,7 +63,7 @@ def masked_output() -> Iterator[None]:
     streams = [stream or _discarded() for stream in before]
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # not every encoding has all characters
+            stream.reconfigure(errors="replace")  # the encoding may lack characters
     masked = MaskedStream(streams[0]), MaskedStream(streams[1])
     sys.stdout, sys.stderr = masked
     try:
@@ -73,12 +73,12 @@ def masked_output() -> Iterator[None]:
         for stream in masked:
             try:
                 stream.flush()
-            except (OSError, ValueError):  # its reader is gone, or it was closed
+            except (OSError, ValueError):  # the reader is gone, or the stream is closed
                 continue
 
 
 def _discarded() -> TextIO:
-    """In place of an output that was closed before the start, as by `>&-`."""
+    """Return a replacement for an output that was closed before the start, as with `>&-`."""
     return Path(os.devnull).open("w", encoding="utf-8")
 
 

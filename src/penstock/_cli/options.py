@@ -105,7 +105,7 @@ class _ProjectOptions:
             paths=assignments(chosen.pop("maps", None), "--map"),
             parameters=assignments(chosen.pop("parameters", None), "--param"),
             defer_to=chosen.pop("defer", None),
-            **chosen,  # named as the arguments
+            **chosen,  # with the names of the parameters
         )
 
 
@@ -206,7 +206,7 @@ class Selection:
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        """The same as arguments of `UpdateOptions` and of `penstock.plan`."""
+        """The options as arguments of `UpdateOptions` and of `penstock.plan`."""
         return {
             "refresh": names(self.refresh, "--refresh"),
             "full_refresh": names(self.full_refresh, "--full-refresh"),
@@ -216,7 +216,7 @@ class Selection:
 
 
 def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of its groups.
+    """Expand option groups in the signature of a command.
 
     A parameter of the command whose type is a dataclass of this module is replaced, in the
     signature that Typer reads, by one option per field of the dataclass.
@@ -252,12 +252,12 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stdout_to_stderr() -> redirect_stdout[TextIO]:
-    """Keep what the pipeline's own code prints out of the command's output."""
+    """Redirect output of the pipeline's code to stderr."""
     return redirect_stdout(sys.stderr)
 
 
 def check_conflicts(actions: dict[str, bool], others: dict[str, object]) -> None:
-    """Reject two of the `actions` at once, and `others`, which an action ignores."""
+    """Reject several `actions` at once, and `others` with an action, which ignores them."""
     chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
         raise typer.BadParameter(
@@ -276,12 +276,12 @@ def attributes(value: object, *names: str) -> dict[str, Any]:
 
 
 def print_json(body: Any, *, indent: int | None = 2) -> None:
-    """Print the result of a command with `--output json`; secrets in it are masked."""
+    """Print the result of a command with `--output json`, with secrets masked."""
     print_as_is(json.dumps(masked_json(body), indent=indent, ensure_ascii=False))
 
 
 def show(output: OutputFormat, body: Any, lines: Iterable[str]) -> None:
-    """Print the result of a command: `body` as JSON, or the lines."""
+    """Print the result of a command: `body` as JSON, or the lines as text."""
     if output == "json":
         print_json(body)
         return
@@ -298,7 +298,7 @@ def masked_json(body: Any) -> Any:
 def names(values: list[str] | None, option: str) -> tuple[str, ...]:
     """The distinct names of a repeatable, comma-separated option, in order.
 
-    An option without names, as with an empty variable of the shell, is an error: not all is meant.
+    An option without names, as from an empty shell variable, is an error: it does not mean all.
     """
     parts = [part.strip() for value in values or [] for part in value.split(",")]
     if values is not None and not any(parts):
@@ -307,7 +307,7 @@ def names(values: list[str] | None, option: str) -> tuple[str, ...]:
 
 
 def assignments(values: list[str] | None, option: str = "--conf") -> dict[str, str]:
-    """`KEY=VALUE` options; the last one of a key wins."""
+    """Parse `KEY=VALUE` options; the last value of a key takes precedence."""
     pairs = {}
     for value in values or []:
         key, sign, text = value.partition("=")
@@ -318,7 +318,7 @@ def assignments(values: list[str] | None, option: str = "--conf") -> dict[str, s
 
 
 def one_update(directory: Path, prefix: str) -> str:
-    """The id of the only update that begins with `prefix`; `latest` is returned as is."""
+    """The id of the only update that starts with `prefix`; `latest` is returned unchanged."""
     from penstock._observe import segments
     from penstock.errors import SpecError
 
@@ -336,7 +336,7 @@ def one_update(directory: Path, prefix: str) -> str:
 
 
 def _is_continuous(text: str, continuous: bool | None) -> bool:
-    """Whether an update with this trigger runs until stopped; may contradict `--continuous`."""
+    """Whether an update with this trigger runs until stopped; checks `continuous` against it."""
     from penstock._model.trigger import TRIGGER_FORMS, parse_trigger
 
     trigger = parse_trigger(text)

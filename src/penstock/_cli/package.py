@@ -1,4 +1,4 @@
-"""`package`: one file with the project, Penstock and their packages, for spark-submit."""
+"""`package`: a file with the project, Penstock and their packages, for spark-submit."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from penstock.errors import SetupError, SpecError
 if TYPE_CHECKING:
     from penstock._model.pipeline import PipelineSettings
 
-# Of the cluster: spark-submit and the executors have them, with the jars.
+# Provided by the cluster: spark-submit and the executors have them, with the jars.
 _NOT_PACKED = ("pyspark", "py4j")
 _NO_EXTRAS = {"dev", "bench"}
 _EXTRA = re.compile(r"extra == ['\"](?P<name>[^'\"]+)['\"]")
@@ -90,7 +90,7 @@ def package(
         packed = _copy_project(settings, copy, file, load)
         files = sorted(str(item.relative_to(copy)) for item in copy.rglob("*") if item.is_file())
         arguments = [*_requirements(settings, requirements), "--sources-directory", str(sources)]
-        # The name, too, if it is that of the project's folder: the copy is in another one.
+        # Also the name, if it is derived from the project's folder, which the copy changes.
         name = None if packed.name == settings.name else settings.name
         chosen = {"PENSTOCK_PIPELINE": pipeline, "PENSTOCK_TARGET": target, "PENSTOCK_NAME": name}
         for variable, value in chosen.items():
@@ -104,7 +104,7 @@ def package(
     packages = _packages(file)
     if output == "json":
         body = {"file": str(file), "bytes": file.stat().st_size, "files": files}
-        # Names of packages are no secrets, such as `tokenizers=1.0`.
+        # Not masked: packages such as `tokenizers==1.0` look like secrets.
         print_as_is(json.dumps({**body, "packages": packages}, indent=2))
         return
     counts = f"{plural(len(files), 'file')} of the project, {plural(len(packages), 'package')}"
@@ -128,7 +128,7 @@ def _check_writable(folder: Path) -> None:
 def _settings(path: Path | None, *, pipeline: str | None, target: str | None) -> "PipelineSettings":
     from penstock._project.spec import load_settings
 
-    # Those of the project's own files: the environment is another one where the file will run.
+    # Settings from the project's files only: the environment differs where the file will run.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     return load_settings(Path.cwd(), source=path, pipeline=pipeline, target=target, environ=environ)
 
@@ -136,7 +136,7 @@ def _settings(path: Path | None, *, pipeline: str | None, target: str | None) ->
 def _copy_project(
     settings: "PipelineSettings", copy: Path, file: Path, load: Callable[[Path], "PipelineSettings"]
 ) -> "PipelineSettings":
-    """Copy the project; the settings of the copy.
+    """Copy the project; returns the settings of the copy.
 
     Raises:
         SpecError: PROJECT_NOT_PACKABLE: The copy is not complete.
@@ -169,7 +169,7 @@ def _copy(folder: Path, target: Path, *, not_packed: Sequence[Path]) -> None:
         if item.is_dir():  # tables and virtual environments
             marks = ("_delta_log", "pyvenv.cfg")
             return item in not_packed or any((item / mark).exists() for mark in marks)
-        # A socket or a pipe cannot be copied; an earlier package would double the size.
+        # Sockets and pipes cannot be copied; an earlier package would double the size.
         is_package = item.suffix == ".py" and zipfile.is_zipfile(item)
         return item in not_packed or not item.is_file() or is_package
 
@@ -180,7 +180,7 @@ def _copy(folder: Path, target: Path, *, not_packed: Sequence[Path]) -> None:
 
 
 def _requirements(settings: "PipelineSettings", files: Sequence[Path] | None) -> Iterator[str]:
-    """Requirements for pex: of Penstock, of its installed extras, and of the project."""
+    """Requirements for pex: those of Penstock, its installed extras, and the project."""
     from penstock._project.packages import is_installed
 
     for requirement in requires("penstock") or []:

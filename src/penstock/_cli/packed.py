@@ -1,7 +1,7 @@
-"""The entry point of a file that `penstock package` made.
+"""The entry point of a file written by `penstock package`.
 
-Below spark-submit, `spark-submit shop.py --continuous` is `penstock run --continuous` on its
-master. A first argument that is no option is another command: `spark-submit shop.py dry-run`.
+`spark-submit shop.py --continuous` is `penstock run --continuous` on the master of spark-submit. A
+first argument that is not an option is another command: `spark-submit shop.py dry-run`.
 """
 
 import os
@@ -19,7 +19,7 @@ _OF_PENSTOCK = ("--version", "--help", "-h")
 
 
 def main() -> int:
-    """Run a command on the packed project; the exit code."""
+    """Run a command on the packed project; returns the exit code."""
     arguments = sys.argv[1:]
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OF_PENSTOCK):
         arguments = ["run", *arguments]
@@ -27,14 +27,14 @@ def main() -> int:
         text = "Spark is not part of the file: run it with spark-submit, or add Spark to PYTHONPATH"
         print(f"Error: {text}", file=sys.stderr)
         return exit_codes.ENVIRONMENT
-    # Functions need the packages of the file, whichever Python spark-submit was told to use.
+    # Python functions need the packages of the file, so the Python of spark-submit is not used.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from penstock._spark.submit import is_submitted, join_submit
 
     if is_submitted():
         conf = join_submit(os.environ.get("PEX", sys.argv[0]))
         command: Any = typer.main.get_command(app)
-        words = 0  # of the name of the command, such as `checkpoint reset`
+        words = 0  # number of words in the command's name, such as `checkpoint reset`
         for word in arguments:
             if word not in getattr(command, "commands", {}):
                 break

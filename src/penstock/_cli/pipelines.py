@@ -64,7 +64,7 @@ def _row(settings: "PipelineSettings") -> dict[str, Any] | None:
         "pipeline": status["pipeline"],
         "folder": settings.home,
         "update_id": status["update_id"],
-        # An update whose process was killed has written no other state.
+        # An update whose process was killed has not written its final state.
         "state": status["state"] if status["is_alive"] or status["has_ended"] else "FAILED",
         "failed_flows": failed_flows(status),
         "since": status["since"],

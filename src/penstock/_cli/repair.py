@@ -1,4 +1,4 @@
-"""`backfill` and `migrate`: the table of a flow is partly or wholly computed again."""
+"""`backfill` and `migrate`: recompute the table of a flow, partly or completely."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated

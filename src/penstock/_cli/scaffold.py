@@ -1,4 +1,4 @@
-"""`init`: a small example project that runs, with a rule that some of its rows violate; `test`."""
+"""`init`: an example project, with a rule that some rows violate; `test`: runs its tests."""
 
 import re
 from importlib.resources import files
@@ -40,7 +40,7 @@ def init(
 
 
 def write_project(parent: Path, name: str) -> list[Path]:
-    """Write the example project into a new folder; its files, sorted."""
+    """Write the example project into a new folder; returns its files, sorted."""
     if not _NAME.fullmatch(name):
         raise SpecError(
             "INVALID_PROJECT_NAME",
@@ -98,7 +98,7 @@ def test(
         raise SetupError(
             "PYTEST_NOT_FOUND", "pytest is not installed", hint="run `pip install pytest`"
         )
-    if str(project).startswith("-"):  # `penstock test -- -x`: the project is left out
+    if str(project).startswith("-"):  # `penstock test -- -x`: without a project
         arguments = [str(project), *(arguments or [])]
         project = Path()
     tests = project / "tests"
@@ -110,6 +110,6 @@ def test(
         )
     import pytest
 
-    # This process has imported penstock, whose assertions pytest would rewrite, as it has a plugin.
+    # pytest rewrites the assertions of its plugins, but penstock is already imported.
     quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     return int(pytest.main(["--rootdir", str(project), *quiet, str(tests), *(arguments or [])]))

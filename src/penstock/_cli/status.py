@@ -1,4 +1,4 @@
-"""`status`, `history` and `metrics`: the state of a pipeline, from its event log."""
+"""`status`, `history` and `metrics`: the state of a pipeline from its event log."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ from penstock._model.quantity import plural
 _WATCH_SECONDS = 1.0
 _SHOWN_LOSS_SECONDS = 86_400.0
 _WIDE_ONLY = ("batch", "in/s", "state rows")
-"""Columns of the table of flows that narrower terminals do not show."""
+"""Columns of the table of flows that are hidden in narrow terminals."""
 
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -48,7 +48,7 @@ def history(
         event = last_progress(file)
         body = event and event.body
         state = body.state.value if isinstance(body, UpdateProgress) else None
-        # A lease without the id of an update may belong to any of them.
+        # A lease without the id of an update may belong to any update.
         is_held = holder is not None and holder.get("update") in (None, file.update_id)
         is_over = has_ended(event)
         is_gone = not (is_held or is_over)
@@ -220,7 +220,7 @@ def failed_flows(body: Mapping[str, Any]) -> int:
 
 
 def shown_state(state: str, failed: int) -> str:
-    """The other flows of a continuous update continue when one has failed."""
+    """The state with the number of failed flows, while the other flows continue to run."""
     is_final = state in ("FAILED", "COMPLETED", "CANCELED")
     return state if is_final or not failed else f"{state}, {plural(failed, 'flow')} failed"
 
@@ -315,7 +315,7 @@ def _lag(lag: Mapping[str, Any]) -> str:
 
 
 def _waiting(source: Mapping[str, Any]) -> str:
-    """The backlog of a folder or table; empty for other sources and where it is unknown."""
+    """The backlog of a folder or table; empty for other sources, or if it is unknown."""
     parts = []
     if source.get("versions") is not None:
         parts.append(plural(source["versions"], "version"))

@@ -1,10 +1,10 @@
-"""Tables as commands print them."""
+"""Tables in the output of commands."""
 
 import sys
 from collections.abc import Iterable, Sequence
 
 WIDE = 110
-"""From this width on, a terminal shows all columns, and ids in full."""
+"""Minimum terminal width for all columns, and for complete ids."""
 _UNBOUNDED = 1_000_000
 _SHORT_ID = 8
 
@@ -16,7 +16,7 @@ def is_narrow() -> bool:
 
 
 def shown_id(text: str) -> str:
-    """An id; in a narrow terminal only its first characters, which commands accept."""
+    """An id; in a narrow terminal only a prefix, which commands accept."""
     return text[:_SHORT_ID] if is_narrow() else text
 
 
@@ -27,7 +27,7 @@ def print_table(
     right: Sequence[str] = (),
     width: int | None = None,
 ) -> None:
-    """Print a table that fits the terminal, with shortened cells; in a pipe, all of it.
+    """Print a table that fits the terminal, with shortened cells; complete in a pipe.
 
     The columns named in `right` are aligned to the right. `width` is for a table whose text is
     shown on a terminal later.

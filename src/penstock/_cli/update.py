@@ -109,7 +109,7 @@ def run(
             from penstock.monitoring import status_of
 
             options.print_json(status_of(settings))
-        if log_format is LogFormat.JSON or not quiet:  # otherwise stderr has them already
+        if log_format is LogFormat.JSON or not quiet:  # otherwise already on stderr
             show_failures(watched.result)
         return exit_code_of(watched.result.state)
 
@@ -216,7 +216,7 @@ def stop(
             if now and not is_stopping:
                 control.stop(now=True)
         except SetupError:
-            if control.state()["runs"] is not None:  # else it has ended
+            if control.state()["runs"] is not None:  # otherwise it has ended
                 raise
     while is_running and time.monotonic() < deadline:
         pause.wait(_POLL_SECONDS)
@@ -229,7 +229,7 @@ def stop(
 
 
 def exit_code_of(state: "UpdateState") -> int:
-    """A failure outranks an interruption; a stop on request is no success."""
+    """The exit code for the final state of an update; a stopped one is not a success."""
     from penstock.pipelines import UpdateState
 
     match state:
