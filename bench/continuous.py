@@ -1,8 +1,8 @@
-"""A continuous pipeline that reads Kafka: shared by the benchmarks of the age of rows.
+"""A continuous pipeline that reads Kafka, for the benchmarks that measure the age of rows.
 
-Every message carries the time at which it was due to be sent; a row is as old as that when its
-commit is written. The logs and files of the tables are read after the end: nothing is measured
-while the pipeline runs.
+Each message contains the time at which it was due to be sent. The age of a row is the time from
+then to its commit. The logs and files of the tables are read after the update has ended: nothing is
+measured while the pipeline runs.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SETTINGS = "name: tables\nstorage: {storage}\nmaster: {master}\n"
 
 
 class Sender:
-    """Sends messages at a fixed rate, on a thread of its own; `row` makes each from its number."""
+    """Sends messages at a fixed rate on a separate thread; `row` creates each from its number."""
 
     def __init__(self, servers: str, rate: float, row: Callable[[int], dict[str, Any]]) -> None:
         from confluent_kafka import Producer
@@ -65,9 +65,9 @@ class Commit:
     """A commit that added rows.
 
     Attributes:
-        at: When it was written.
-        due: When each of its rows was due to be sent.
-        ids: Their numbers.
+        at: Timestamp of the commit.
+        due: Timestamps at which its rows were due to be sent.
+        ids: Numbers of the rows.
     """
 
     at: float
@@ -82,7 +82,7 @@ def read_commits(table: Path) -> list[Commit]:
         due, ids = [], []
         for line in log.read_text(encoding="utf-8").splitlines():
             file = json.loads(line).get("add")
-            if file and file["dataChange"]:  # else compacted
+            if file and file["dataChange"]:  # otherwise a compaction
                 rows = pq.ParquetFile(table / unquote(file["path"])).read(columns=["id", "due"])
                 ids += rows.column("id").to_pylist()
                 due += rows.column("due").to_pylist()
@@ -96,13 +96,13 @@ class Measured:
     """One run of a pipeline.
 
     Attributes:
-        storage: Its folder.
-        tables: Their folders by name.
-        began: When the first message was sent.
+        storage: Storage root of the pipeline.
+        tables: Folders of the tables by name.
+        began: Timestamp of the first message.
         since: End of the warm-up.
         until: End of the measurement.
         spent: CPU time of the processes from `began` to `since` and from `since` to `until`.
-        stop_seconds: How long the stop took.
+        stop_seconds: Duration of the stop.
     """
 
     storage: Path
@@ -118,7 +118,7 @@ class Measured:
         return {name: read_commits(table) for name, table in self.tables.items()}
 
     def progress(self) -> list[dict[str, Any]]:
-        """Spark's reports about the batches after the warm-up."""
+        """Spark's progress reports of the batches after the warm-up."""
         reports = []
         for log in (self.storage / "events").glob("**/*.jsonl"):
             for line in log.read_text(encoding="utf-8").splitlines():
@@ -156,14 +156,14 @@ def measure(
     tables: int,
     row: Callable[[int], dict[str, Any]],
 ) -> Measured:
-    """Start broker, pipeline and sender; stop the pipeline; read its tables.
+    """Start the broker, the pipeline and the sender; stop the pipeline; read its tables.
 
     Args:
         root: An empty folder.
-        options: Of `add_options`.
+        options: Options of `add_options`.
         pipeline: Source of the pipeline, with `{servers}` and `{topic}`.
-        tables: How many it has.
-        row: Makes a message from its number.
+        tables: Number of its tables.
+        row: Creates a message from its number.
     """
     from penstock._local.broker import ensure_topic, start_broker, stop_broker
 
@@ -225,14 +225,14 @@ def measure(
 
 
 def await_tables(update: "subprocess.Popen[Any]", storage: Path, count: int, output: Any) -> None:
-    """Return when all tables are there and bronze has started."""
+    """Wait until all tables exist and bronze has started."""
     deadline = time.monotonic() + 240
     pause = threading.Event()
     while len(list(storage.glob("**/_delta_log"))) < count or not list(
         storage.glob("checkpoints/**/metadata")
     ):
         if update.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"the tables were not made:\n{tail(output)}")
+            raise SystemExit(f"the tables were not created:\n{tail(output)}")
         pause.wait(0.2)
 
 
@@ -246,13 +246,13 @@ def wait_for_end(update: "subprocess.Popen[Any]", seconds: float, output: Any) -
 
 
 def tail(output: Any) -> str:
-    """The end of what the pipeline printed."""
+    """The end of the output of the pipeline."""
     output.seek(0)
     return str(output.read()[-4000:])
 
 
 def add_options(parser: argparse.ArgumentParser, rate: float) -> None:
-    """The options of `measure`."""
+    """Add the options of `measure`."""
     parser.add_argument("--rate", type=float, default=rate, help="rows per second")
     parser.add_argument("--seconds", type=float, default=180, help="after the warm-up")
     parser.add_argument("--warm-up", type=float, default=120, help="from the first message on")

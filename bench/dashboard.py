@@ -1,7 +1,7 @@
-"""The dashboard over a large log: 200 datasets, 10,000 updates, 20 browsers that watch.
+"""The dashboard over a large log: 200 datasets, 10,000 updates, 20 connected clients.
 
-Prints the time to the first paint and to the whole graph, of the history, of frames while the graph
-moves, and how much of a core the server needs while an update goes on. Needs Chromium.
+Prints the time to the first paint, to the complete graph and to the history, the duration of frames
+while the graph is zoomed, and the CPU usage of the server while an update runs. Requires Chromium.
 """
 
 import argparse
@@ -62,7 +62,7 @@ MOVES = """() => new Promise((done) => {
 
 
 class Pipeline:
-    """An update with many datasets, written as a pipeline writes it."""
+    """Writes the event log of an update with many datasets."""
 
     def __init__(self, directory: Path, datasets: int) -> None:
         self.log = EventLog(directory)
@@ -101,7 +101,7 @@ class Pipeline:
             self.log(Event(flow, FlowProgress(FlowStatus.RUNNING), f"{name} runs"))
 
     def round(self, share: float) -> int:
-        """A micro-batch of some of the flows; how many events that were."""
+        """Write a micro-batch of some of the flows; return the number of events."""
         events = 0
         for name in self.names:
             if random.random() > share:
@@ -125,7 +125,7 @@ class Pipeline:
 
 
 def write_history(directory: Path, updates: int) -> None:
-    """Many short updates of the past."""
+    """Write the logs of many short earlier updates."""
     directory.mkdir(parents=True, exist_ok=True)
     start = datetime.now(UTC) - timedelta(minutes=10 * (updates + 1))
     for number in range(updates):
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=15)
-    parser.add_argument("--share", type=float, default=0.1, help="of the flows, per second")
+    parser.add_argument("--share", type=float, default=0.1, help="share of active flows")
     parser.add_argument("--screenshot", type=Path)
     options = parser.parse_args()
     browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
@@ -180,7 +180,7 @@ def main() -> None:
 def measure(
     options: argparse.Namespace, pid: int, address: str, pipeline: Pipeline, browser: str | None
 ) -> None:
-    """Print all figures of one server."""
+    """Print all figures of the server."""
     began = time.monotonic()
     urllib.request.urlopen(address + "api/pipelines").read()
     print(f"first list of {options.updates:,} updates: {time.monotonic() - began:.3f} s")
@@ -223,7 +223,7 @@ def measure(
 
 
 def look(options: argparse.Namespace, page: Any, address: str) -> None:
-    """What a browser waits for."""
+    """Measure the times for which a browser waits."""
     for name in ("cold", "warm"):
         page.goto("about:blank")
         began = time.monotonic()

@@ -1,10 +1,10 @@
 """Auto Loader v Spark's own reader with the same schema: JSON lines, and CSV with a header.
 
-Both read the same files in one process, in turns, and drop the rows. Auto Loader also looks for
-data that has no column, so there is a rescued data column. The first rounds do not count.
+Both read the same files in one process, in turns, and discard the rows. Auto Loader also detects
+data without a column, so there is a rescued data column. The first rounds are not measured.
 
-Then, in a folder with many files that are known, the look of a stream for new ones v a listing of
-the folder by Spark, which its own stream of files makes for each micro-batch.
+Then, in a folder with many known files: the search of a stream for new files v a listing of the
+folder by Spark, as Spark's own file stream does for each micro-batch.
 
     python bench/files.py [--rounds 7] [--rows 800000] [--known 100000]
 """
@@ -30,7 +30,7 @@ SCHEMA = (
 
 
 def write_files(folder: Path, rows: int) -> None:
-    """The same rows as JSON and as CSV."""
+    """Write the same rows as JSON and as CSV."""
     source = random.Random(1)
     for number in range(FILES):
         records = [
@@ -88,7 +88,7 @@ def measure(rows: Any) -> tuple[float, float]:
 
 
 def look(spark: Any, folder: Path, known: int, rounds: int) -> None:
-    """Print the times of finding one new file."""
+    """Print the times to find one new file."""
     from penstock._formats.options import file_options
     from penstock.sources.files.listing import FileRoots
     from penstock.sources.files.name_inbox import LocalNames

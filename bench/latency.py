@@ -1,7 +1,7 @@
-"""How old are rows from Kafka in Delta tables, and how long does a windowed aggregate take?
+"""Age of rows from Kafka in Delta tables, and duration of the batches of a windowed aggregate.
 
-One table with an expectation and a quarantine; then windows of ten seconds over a hundred keys, in
-update mode. Both get 500 messages per second.
+The first pipeline is one table with an expectation and a quarantine. The second computes windows of
+ten seconds over a hundred keys, in update mode. Both get 500 messages per second.
 
     python bench/latency.py [--rate 500] [--seconds 180] [--warm-up 120]
 """
@@ -71,7 +71,7 @@ def record(options: argparse.Namespace, name: str, seconds: list[float]) -> None
 
 
 def age_of_rows(root: Path, options: argparse.Namespace) -> None:
-    """From the time at which a message is due to the commit of its row."""
+    """Times from the due time of a message to the commit of its row."""
     measured = measure(root, options, QUARANTINE, 2, message)
     tables = measured.commits()
     ids = sorted(i for commits in tables.values() for c in commits for i in c.ids)
@@ -84,7 +84,7 @@ def age_of_rows(root: Path, options: argparse.Namespace) -> None:
 
 
 def time_of_windows(root: Path, options: argparse.Namespace) -> None:
-    """The time of a batch that merges its windows into a table."""
+    """Times of the batches that merge windows into a table."""
     measured = measure(root, options, WINDOWS, 1, message)
     times = [
         report["durationMs"]["triggerExecution"] / 1000

@@ -1,10 +1,10 @@
 """A flow with many small commits, with and without maintenance of its table.
 
 A continuous update runs a flow that commits as fast as it can, until its table has the given number
-of versions. Printed are the batch durations of the first and the last 1,000 batches, the number of
-files in each version, and the number of compactions. Then the rows of the newest version and of two
-older ones are read: each must have every value up to its newest one exactly once. So must a stream
-over the whole table, and one over the versions of its second half.
+of versions. The script prints the durations of the first and the last 1,000 batches, the number of
+files in each version, and the number of compactions. Then it reads the rows of the newest version
+and of two older versions: each must contain every value up to its newest value exactly once. The
+same applies to a stream over the whole table, and to a stream over the second half of its versions.
 
     python bench/maintenance.py [--commits 20000] [--off]
 """
@@ -119,7 +119,7 @@ def check_streams(project: Path, table: Path) -> None:
         copy = DeltaTable(storage / "tables" / "spark_catalog" / "default" / name)
         values = sorted(copy.to_pyarrow_table(columns=["value"])["value"].to_pylist())
         if values != list(range(first, rows)):
-            sys.exit(f"stream {name}: rows are missing, or there twice")
+            sys.exit(f"stream {name}: rows are missing or duplicated")
         print(f"stream {name}: {len(values):,} rows, each value once")
 
 
@@ -140,7 +140,7 @@ def report(durations: list[int], table: Path) -> None:
         column = DeltaTable(table, version=version).to_pyarrow_table(columns=["value"])["value"]
         values = sorted(column.to_pylist())
         if values != list(range(len(values))):
-            sys.exit(f"version {version}: rows are missing, or there twice")
+            sys.exit(f"version {version}: rows are missing or duplicated")
         print(f"version {version}: {len(values):,} rows, each value once")
 
 

@@ -3,7 +3,7 @@
 `compare` and `record` print one measurement. If `run.py` started the benchmark, they also add it to
 a file, which `run.py` reads.
 
-    python bench/results.py    # writes the table of docs/performance.md again
+    python bench/results.py    # regenerates the table of docs/performance.md
 """
 
 import json
@@ -27,14 +27,14 @@ class Figure:
     """One comparison.
 
     Attributes:
-        group: What the comparisons beside it have in common.
-        name: What is measured.
+        group: Title of the group of comparisons.
+        name: The measurement.
         ours: Median of Penstock in seconds.
-        rival: What it is compared with.
+        rival: What Penstock is compared with.
         theirs: Median of the rival in seconds.
         ratio: Median, lowest and highest ratio of the rounds.
         rounds: Number of rounds.
-        day: Of the run, as in 2026-11-26.
+        day: Date of the run, as in 2026-11-26.
     """
 
     group: str
@@ -54,7 +54,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Value:
-    """A measurement that is not compared with anything; `text` has its figures and their units."""
+    """A measurement without a comparison; `text` contains its figures and their units."""
 
     group: str
     name: str
@@ -74,7 +74,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Median, and the lowest and the highest value."""
+    """Median, lowest and highest value, as text."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
@@ -94,7 +94,7 @@ def compare(
 
 
 def record(group: str, name: str, text: str) -> None:
-    """Print a measurement that is not compared; `text` has its figures and their units."""
+    """Print a measurement without a comparison; `text` contains its figures and their units."""
     print(f"{name}: {text}", flush=True)
     _write(Value(group, name, text, _today()))
 
@@ -110,12 +110,12 @@ def _write(figure: Figure | Value) -> None:
 
 
 def load(path: Path = RESULTS) -> list[Figure | Value]:
-    """The figures that are kept."""
+    """The stored figures."""
     return [_figure(item) for item in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def read_lines(path: Path) -> list[Figure | Value]:
-    """The figures that a benchmark has written; none if it only prints them."""
+    """The figures that a benchmark has written; empty if it only prints them."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [_figure(json.loads(line)) for line in lines]
 
@@ -127,7 +127,7 @@ def _figure(item: dict[str, Any]) -> Figure | Value:
 
 
 def merge(new: Iterable[Figure | Value], path: Path = RESULTS) -> None:
-    """Replace the kept figures of the same measurements, and add the others to their groups."""
+    """Replace the stored figures of the same measurements, and add the others to their groups."""
     kept = {figure.key: figure for figure in load(path)}
     kept |= {figure.key: figure for figure in new}
     groups = list(dict.fromkeys(figure.group for figure in kept.values()))

@@ -1,7 +1,8 @@
-"""All benchmarks, one after the other; at the end, one table of both sides and their ratios.
+"""Runs all benchmarks in sequence, and prints a table of all comparisons at the end.
 
-The figures are written to `bench/last.json`; with `--keep`, also to `bench/results.json` and to
-docs/performance.md, instead of those of the same measurement. With `--smoke`, two run at a time.
+The figures are written to `bench/last.json`. With `--keep`, they also replace the figures of the
+same measurements in `bench/results.json` and docs/performance.md. With `--smoke`, two benchmarks
+run at a time.
 
     python bench/run.py [--quick | --smoke] [--only views.py,files.py] [--keep]
 """
@@ -64,11 +65,11 @@ SMOKE = {
 
 
 def main() -> None:
-    """Run them in processes of their own, so that none warms up another."""
+    """Run each benchmark in a separate process, so that none warms up another."""
     parser = argparse.ArgumentParser(description=__doc__)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer repetitions")
-    size.add_argument("--smoke", action="store_true", help="whether they run; figures mean nothing")
+    size.add_argument("--smoke", action="store_true", help="only test whether they run")
     parser.add_argument("--only", help="scripts, separated by commas")
     parser.add_argument("--keep", action="store_true", help="show the figures in the docs")
     arguments = parser.parse_args()
@@ -92,7 +93,7 @@ def main() -> None:
 def run(
     command: str, options: list[str], *, captures: bool
 ) -> list[results.Figure | results.Value]:
-    """The figures of one script; output that it `captures` is printed in one piece at its end."""
+    """Run one script and return its figures; with `captures`, its output is printed at its end."""
     title = f"== bench/{command}"
     if not captures:
         print(title, flush=True)

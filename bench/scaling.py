@@ -1,12 +1,12 @@
-"""Time of the same work against the size of what is there already, and its slope.
+"""Time of the same work against the size of the existing data, and its slope.
 
 - `rows`: incremental refresh of a filter after 1,000 new rows, by rows of the source,
 - `keys`: batch of 1,000 random keys in update mode, by keys of the table,
 - `age`: append of 1,000 rows, by commits of the table,
 - `tables`: update without new data, by streaming tables of the pipeline.
 
-The slope is that of a line through the logarithms: 0 if the size does not matter, 1 if the time is
-proportional to it.
+The slope is that of a line through the logarithms of size and time: 0 if the size does not matter,
+1 if the time is proportional to it.
 
     python bench/scaling.py [--rounds 5] [--only rows,keys,age,tables] [--most 10000000]
 """
@@ -81,7 +81,7 @@ def keys(spark: Any, root: Path, most: int, rounds: int) -> Iterator[tuple[int, 
 
 
 def add_commits(table: Path, count: int) -> None:
-    """Commits of one row, most of them copies of one: appends get slower with each."""
+    """Add commits of one row; most are copies of the first one, because appends get slower."""
     if count < 2:
         return
     write_deltalake(table, pa.table({"id": [-1]}), mode="append")
@@ -137,7 +137,7 @@ def tables(spark: Any, root: Path, most: int, rounds: int) -> Iterator[tuple[int
             spent.append(time.perf_counter() - started)
             if result.failures:
                 sys.exit(str(result.failures[0]))
-        yield size, spent[1:]  # the first one has data
+        yield size, spent[1:]  # the first update has data
 
 
 MEASUREMENTS = {"rows": rows, "keys": keys, "age": age, "tables": tables}
@@ -150,7 +150,7 @@ TITLES = {
 
 
 def slope(points: list[tuple[int, float]]) -> float:
-    """Of the line through the logarithms of sizes and times; 0 for one point."""
+    """Slope of the line through the logarithms of sizes and times; 0 for a single point."""
     if len(points) < 2:
         return 0.0
     logarithms = [(math.log10(size), math.log10(seconds)) for size, seconds in points]

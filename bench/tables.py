@@ -1,14 +1,15 @@
-"""Many continuous tables on few cores: does every one make progress, and how old are its rows?
+"""Progress and age of rows of many continuous tables on few cores.
 
-One bronze table reads a topic of the embedded Kafka broker, all others filter it. Every message
-carries the time at which it was due to be sent; a row is as old as that when its commit is written.
-After the end the logs and files of all tables are read: nothing is measured while it runs.
+One bronze table reads a topic of the embedded Kafka broker, and all others filter it. Each message
+contains the time at which it was due to be sent. The logs and files of all tables are read after
+the update has ended: nothing is measured while the pipeline runs.
 
-- `since data`: seconds that a table had new rows upstream and made no commit, the longest,
+- `since data`: longest time in seconds that a table had new rows upstream and made no commit,
 - `age`: seconds from the due time of a row to its commit, mean and 99th percentile per table, and
   mean of all tables.
 
-Printed for the whole run, first batches included, and for the time after `--warm-up`.
+The figures are printed for the whole run, including the first batches, and for the time after
+`--warm-up`.
 
     python bench/tables.py [--tables 50] [--rate 50] [--seconds 180] [--warm-up 120]
                            [--cluster]
@@ -56,11 +57,11 @@ def row(number: int) -> dict[str, float]:
 
 
 def waits(commits: list[Commit], available: float, until: float) -> list[tuple[float, float]]:
-    """When each time without a commit ended, and how long it was.
+    """End and duration of each time without a commit.
 
     Args:
-        commits: Of one table; there were rows for it all the time.
-        available: When the first of them could be read.
+        commits: Commits of one table, which always had unread rows.
+        available: Timestamp at which the first of these rows could be read.
         until: End of the measurement.
     """
     times = [available, *(c.at for c in commits if available < c.at < until), until]
@@ -115,7 +116,7 @@ def report(
 
 
 def check_rows(tables: dict[str, list[Commit]]) -> None:
-    """Every table has the rows of bronze that are its own, none twice, up to some point."""
+    """Check that each table has its rows of bronze up to some point, without duplicates."""
     bronze = sorted(number for commit in tables["bronze"] for number in commit.ids)
     if bronze != list(range(len(bronze))):
         missing = sorted(set(range(bronze[-1])) - set(bronze))
@@ -133,7 +134,7 @@ def check_rows(tables: dict[str, list[Commit]]) -> None:
 
 
 def report_phases(measured: Measured) -> None:
-    """Print where the time of a batch goes, as Spark reports it."""
+    """Print the durations of the phases of a batch, as Spark reports them."""
     spent: dict[str, list[float]] = defaultdict(list)
     for progress in measured.progress():
         for phase, milliseconds in progress["durationMs"].items():

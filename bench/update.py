@@ -1,13 +1,13 @@
 """Whole updates of one pipeline file: `penstock run` v Spark's own `spark-pipelines run`.
 
-Both run the same source unchanged over the same 20,000 JSON rows, interleaved, each round in empty
-folders: a first update, an update with nothing new, a dry run. Printed are wall seconds per side
-and the ratio of each round. Spark's engine writes Parquet (its default, the cheaper format),
+Both run the same source file over the same 20,000 JSON rows, in turns, each round in empty folders:
+a first update, an update without new data, and a dry run. The script prints the elapsed seconds per
+side and the ratio of each round. Spark's engine writes Parquet (its default, the cheaper format),
 Penstock writes Delta.
 
     python bench/update.py [--rounds 3] [--rows 20000] [--tables 3] [--cluster]
 
-Needs the `bench` extra (Spark's engine speaks gRPC even to itself).
+Requires the `bench` extra: Spark's engine uses gRPC, also on one machine.
 """
 
 import argparse
@@ -79,10 +79,10 @@ def make_data(folder: Path, rows: int) -> None:
 
 
 def make_project(root: Path, data: Path, tables: int) -> None:
-    """A project that both tools accept."""
+    """Write a project that both tools accept."""
     (root / "transformations").mkdir(parents=True)
     source = PIPELINE.format(data=data.as_uri(), more=tables - 3)
-    # Spark injects the session since 4.2; the import keeps linters and both engines content.
+    # Spark injects the session since 4.2; the import works with linters and both engines.
     (root / "transformations" / "tables.py").write_text(
         "from pyspark.sql import SparkSession\n\nspark = SparkSession.active()\n" + source,
         encoding="utf-8",
@@ -95,7 +95,7 @@ def make_project(root: Path, data: Path, tables: int) -> None:
 
 
 def timed(command: list[str], folder: Path, env: dict[str, str]) -> float:
-    """Wall seconds of a command that must succeed."""
+    """Elapsed seconds of a command, which must succeed."""
     started = time.perf_counter()
     done = subprocess.run(
         command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -107,7 +107,7 @@ def timed(command: list[str], folder: Path, env: dict[str, str]) -> float:
 
 
 def commands(side: str, master: str | None) -> tuple[list[str], list[str], list[str]]:
-    """First update, update with nothing new, dry run."""
+    """The commands for the first update, the update without new data, and the dry run."""
     scripts = Path(sys.executable).parent
     if side == "penstock":
         conf = ["--conf", f"spark.master={master}"] if master else []
@@ -115,7 +115,7 @@ def commands(side: str, master: str | None) -> tuple[list[str], list[str], list[
         return run, run, [str(scripts / "penstock"), "dry-run"]
     # Spark's engine starts its Connect server with this master, in the API mode "connect".
     conf = ["--remote", master] if master else []
-    # A catalog that outlives the process: without it the second run fails.
+    # A catalog that persists after the process: without it, the second run fails.
     conf += ["--conf", "spark.sql.catalogImplementation=hive"]
     base = [str(scripts / "spark-pipelines")]
     run = [*base, "run", *conf]
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--tables", type=int, default=3, help="three, or more that read the first")
+    parser.add_argument("--tables", type=int, default=3, help="at least three")
     parser.add_argument("--cluster", action="store_true", help="two workers with one core each")
     arguments = parser.parse_args()
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "NO_COLOR": "1"}

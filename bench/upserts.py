@@ -1,12 +1,12 @@
-"""Batches of changed keys v a MERGE written by hand, in one table each.
+"""Batches of changed keys v a handwritten MERGE, each in its own table.
 
-- `merge`: `DeltaTable.merge` with update and insert, in a session as Penstock makes it,
+- `merge`: `DeltaTable.merge` with update and insert, in Penstock's session,
 - `update`: a flow in update mode,
 - `cdc 1`, `cdc 2`: auto CDC flows of type 1 and 2, with their state.
 
 All tables start with the same rows in files of the same size. In each round, all sides get a batch
 with the same random keys, in random order: one file, which each side reads. With `--batches`, the
-sides go on alone, and the first and last 50 batches of each are compared.
+flows then continue without `merge`, and the first and last 50 batches of each are compared.
 
     python bench/upserts.py [--rows 1000000] [--keys 1000] [--rounds 7] [--warm-up 6]
                             [--batches 1000] [--s3] [--cluster]
@@ -36,7 +36,7 @@ COLUMNS = "id BIGINT, seq BIGINT, name STRING, amount DOUBLE"
 
 
 class Tables:
-    """The four tables, and what writes a batch into each."""
+    """The four tables, and the functions that write a batch into each."""
 
     def __init__(self, spark: Any, place: str, inbox: Path, rows: int, keys: int) -> None:
         self.spark, self.place, self.rows, self.keys = spark, place, rows, keys
@@ -79,7 +79,7 @@ class Tables:
         return self.spark.read.schema(COLUMNS).parquet(str(file))
 
     def check(self) -> None:
-        """All sides have the same rows now."""
+        """Check that all sides have the same rows."""
         totals = {}
         for side in SIDES:
             table = self.spark.read.format("delta").load(f"{self.place}/{side}".replace(" ", "_"))
@@ -89,7 +89,7 @@ class Tables:
             totals[side] = tuple(row)
         if len(set(totals.values())) > 1:
             sys.exit(f"the tables differ: {totals}")
-        print(f"every table has {totals['merge'][0]:,} rows, and the same ones")
+        print(f"all tables have the same {totals['merge'][0]:,} rows")
 
     def _merge(self, df: Any, number: int) -> None:
         from delta.tables import DeltaTable
@@ -154,7 +154,7 @@ def timed(tables: Tables, side: str, df: Any, number: int) -> float:
 
 
 def compare(group: str, tables: Tables, rounds: int, warm_up: int) -> int:
-    """Print seconds and ratios; returns the number of the last batch."""
+    """Print seconds and ratios; return the number of the last batch."""
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(1, warm_up + rounds + 1):
         df = tables.batch()

@@ -1,9 +1,9 @@
 """Incremental v complete refreshes of materialized views over one source table.
 
-For each view there are two projects, with the refresh policies `incremental` (or `auto`, which
-also shows what its cost rule is worth) and `full`. In each
-round the source changes, and both are updated, in turns. The times are those of the refreshes as
-the event log has them; the tables of both must be equal at the end.
+For each view there are two projects: one with the refresh policy `incremental` (or `auto`, which
+also tests its cost rule), one with `full`. In each round, the source changes and both are updated,
+in turns. The times of the refreshes are from the event log. The tables of both must be equal at the
+end.
 
     python bench/views.py [--rows 5000000] [--share 0.001] [--rounds 5] [--only NAME,NAME]
                           [--policy auto] [--cluster]
@@ -172,7 +172,7 @@ def compare(
         order = policies if number % 2 else policies[::-1]
         for each in order:
             spent = projects[each].refresh()
-            if number > 0:  # the first warms up
+            if number > 0:  # the first round is a warm-up
                 times[each].append(spent)
     ours, full = (projects[each].rows() for each in policies)
     if ours.exceptAll(full).count() or full.exceptAll(ours).count():

@@ -1,15 +1,15 @@
-"""What watching costs a pipeline: one that runs, in turns with all its watchers and with none.
+"""The cost of monitoring: a running pipeline, in turns with all monitoring and without any.
 
-A continuous update reads small files into bronze and silver, as fast as it can. Every other batch
-the watching is switched over: with it, each event goes through the door for secrets to the event
-log, the status file, metrics, lineage, traces and alerts; the dashboard shows it to a browser's
-stream, Prometheus scrapes, and a receiver takes what is sent. Without it, no event reaches anybody,
-and those processes stand still. Neighbouring turns are pairs, so what else the machine does meets
-both.
+A continuous update reads small files into bronze and silver, as fast as it can. After every
+`--batches` batches, monitoring is switched on or off. If it is on, secrets in each event are
+masked, and the event is passed to the event log, the status file, metrics, lineage, traces and
+alerts; the dashboard sends it to a browser's stream, Prometheus scrapes, and a receiver gets the
+exports. If it is off, events are discarded, and the other processes are suspended. Consecutive
+turns form a pair, so that other load on the machine affects both.
 
-Printed are the ratios of the pairs with the interval that 95 % of resampled pairs are in; then
-what all watchers used of the processor, which also holds where others make the ratios wide.
-`--null` switches nothing: what it prints is the noise.
+The script prints the ratios of the pairs with the interval of 95 % of the resampled pairs, and the
+processor time of all monitoring, which is also reliable if other load makes the intervals wide.
+With `--null`, monitoring stays on: the figures show the noise.
 
     python bench/watching.py [--seconds 300] [--batches 2] [--rows 300] [--null]
 """
@@ -89,7 +89,7 @@ def silver():
 
 @dataclass
 class Batch:
-    """A micro-batch of bronze, by the wall clock."""
+    """A micro-batch of bronze, with its start and end as Unix time."""
 
     began: float
     ended: float
@@ -98,7 +98,7 @@ class Batch:
 
 @dataclass
 class Turn:
-    """Some batches with or without watchers, and the CPU time of each process meanwhile."""
+    """Some batches with or without monitoring, and the CPU time of each process meanwhile."""
 
     watched: bool
     began: float
@@ -116,7 +116,7 @@ class Turn:
 
 
 class SwitchedBus(EventBus):
-    """The bus of the update: off, nobody hears of an event. Measures what each subscriber takes."""
+    """The bus of the update. If off, events are discarded. Measures the time of each subscriber."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class SwitchedBus(EventBus):
         self.spent["all"] += time.thread_time() - began
         version = event.body.table_version if isinstance(event.body, FlowProgress) else None
         if event.origin.flow_name == "bronze" and version is not None:
-            # The only event that a batch of bronze waits for: its writer tells of the commit.
+            # The only event that a batch of bronze waits for: its writer emits it after the commit.
             self.waited.append(time.perf_counter() - at)
         self.events[event.event_type] += 1
 
@@ -168,10 +168,10 @@ class SwitchedBus(EventBus):
 
 
 def watchers() -> None:
-    """A process of its own: receives, scrapes, and reads the stream of the dashboard.
+    """Receive exports, scrape metrics, and read the stream of the dashboard, in a separate process.
 
-    Says on its output where it receives; each line of its input is a JSON object with the addresses
-    to watch. It ends with its input.
+    Prints the address of the receiver. Each line of the input is a JSON object with addresses to
+    read. Returns at the end of the input.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -211,7 +211,7 @@ def watchers() -> None:
 
 
 def java_process() -> int:
-    """The Java process of this one."""
+    """The Java process that is a child of this process."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
             name, _, rest = (place / "stat").read_text().partition("(")[2].rpartition(")")
@@ -223,7 +223,7 @@ def java_process() -> int:
 
 
 def watching_threads() -> float:
-    """CPU time of the threads of this process that only watchers have."""
+    """CPU time of the threads of this process that are only used for monitoring."""
     ticks = 0
     for thread in threading.enumerate():
         if thread.name.split()[0] in WATCHING:
@@ -238,7 +238,7 @@ def watching_threads() -> float:
 def measure(
     bus: SwitchedBus, processes: dict[str, int], switch: Callable[[bool], None], options: Any
 ) -> list[Turn]:
-    """Turns with and without watchers, until the time is over."""
+    """Run turns with and without monitoring for `options.seconds`."""
     processes = {"driver": os.getpid(), "java": java_process(), **processes}
 
     def used() -> dict[str, float]:
@@ -265,14 +265,14 @@ def measure(
 
 
 def resampled(pairs: list[Any], figure: Callable[[list[Any]], float]) -> str:
-    """A figure of pairs, and where 95 % of those of resampled pairs are."""
+    """A figure of the pairs, and the interval of 95 % of the figures of resampled pairs."""
     dice = random.Random(7)
     found = sorted(figure(dice.choices(pairs, k=len(pairs))) for _ in range(2000))
     return f"{figure(pairs):.3f} ({found[50]:.3f} to {found[-51]:.3f})"
 
 
 def tell(bus: SwitchedBus, turns: list[Turn]) -> None:
-    """Print everything."""
+    """Print all figures."""
     pairs = [
         (first, second) if first.watched else (second, first)
         for first, second in zip(turns[::2], turns[1::2], strict=True)
@@ -314,14 +314,14 @@ def tell(bus: SwitchedBus, turns: list[Turn]) -> None:
     events = sum(bus.events.values())
     inner = sum(spent for name, spent in bus.spent.items() if name != "all")
     print(f"an event takes {bus.spent['all'] / events * 1e6:.0f} µs of the thread that emits it")
-    shares = {**bus.spent, "door for secrets": bus.spent["all"] - inner}
+    shares = {**bus.spent, "masking of secrets": bus.spent["all"] - inner}
     shares.pop("all")
     for name, spent in sorted(shares.items(), key=lambda item: -item[1]):
         print(f"    {name}: {spent / events * 1e6:.0f} µs")
 
 
 def make_project(root: Path, options: Any, receiver: str) -> None:
-    """More small files than can be read in the time."""
+    """Write a project, with more small files than can be read in the time."""
     (root / "data").mkdir()
     (root / "pipeline.yaml").write_text(SETTINGS.format(receiver=receiver), encoding="utf-8")
     (root / "pipeline.py").write_text(PIPELINE, encoding="utf-8")
@@ -344,9 +344,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--warm-up", type=float, default=40, help="seconds before the measurement")
-    parser.add_argument("--batches", type=int, default=2, help="until it is switched over")
-    parser.add_argument("--rows", type=int, default=300, help="of a file, which is a batch")
-    parser.add_argument("--null", action="store_true", help="switch nothing")
+    parser.add_argument("--batches", type=int, default=2, help="between two switches of monitoring")
+    parser.add_argument("--rows", type=int, default=300, help="rows of a file, which is a batch")
+    parser.add_argument("--null", action="store_true", help="do not switch monitoring off")
     parser.add_argument("--watchers", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.watchers:
@@ -364,7 +364,7 @@ def main() -> None:
 
 
 def run(root: Path, options: Any, started: list["subprocess.Popen[str]"]) -> None:
-    """Start all processes, run the update, print."""
+    """Start all processes, run the update, and print the figures."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "text": True, "start_new_session": True}
     others = subprocess.Popen(
         [sys.executable, __file__, "--watchers"], stdout=subprocess.PIPE, **pipes
@@ -384,7 +384,7 @@ def run(root: Path, options: Any, started: list["subprocess.Popen[str]"]) -> Non
 
     def switch(watched: bool) -> None:
         bus.is_on = watched
-        # Only what this script has started.
+        # Only processes that this script has started.
         for process in (dashboard, others):
             process.send_signal(signal.SIGCONT if watched else signal.SIGSTOP)
 

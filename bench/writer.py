@@ -1,18 +1,18 @@
-"""The writer: small batches v Spark's own Delta sink, and what rules and quarantine cost.
+"""The writer: small batches v Spark's own Delta sink, and the cost of rules and quarantine.
 
-Three processes take turns, one block of batches each, so that a machine that gets slower meets all:
+Three processes run blocks of batches in turns, so that a slower machine affects all of them:
 
 - `penstock`: Penstock's writer in Penstock's session,
 - `native tuned`: Spark's Delta sink in Penstock's session,
-- `native`: Spark's Delta sink in a session as `SparkSession.builder` makes it.
+- `native`: Spark's Delta sink in a default session of `SparkSession.builder`.
 
 A batch is one file of 1,000 rows of a stream; its time is Spark's own `triggerExecution`. The first
-batch of each block, which starts the query, does not count, nor do the warm-up blocks. Then rows of
+batch of each block, which starts the query, and the warm-up blocks are not measured. Then rows of
 twelve columns, about 300 bytes each, are written with 20 rules and quarantine, and without rules,
 in turns in one process.
 
-With `--s3`, tables and checkpoints are on a server with the API of S3 on this machine (moto, of the
-tests), and the writes with and without rules take turns on the disk and there.
+With `--s3`, tables and checkpoints are on a local server with the API of S3 (moto, as in the
+tests), and the writes with and without rules run in turns on the disk and on that server.
 
     python bench/writer.py [--blocks 6] [--rounds 9] [--warm-up 2] [--rows 200000] [--s3]
 """
@@ -63,7 +63,7 @@ COLUMNS = (
 
 
 def make_session(side: str, root: Path, place: str, port: int, *, master: str | None = None) -> Any:
-    """Penstock's session, or the one of a user who follows Delta's quickstart."""
+    """Penstock's session, or a session as in Delta's quickstart."""
     from penstock._local.jars import SPARK_JAR_SETS, class_path
 
     conf: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def make_session(side: str, root: Path, place: str, port: int, *, master: str | 
 
 
 def where(arguments: argparse.Namespace) -> str:
-    """For the names of measurements: whether they use a cluster or a server."""
+    """Part of the names of measurements: whether a cluster or a server is used."""
     cluster = " on a standalone cluster of two workers" if arguments.cluster else ""
     return f"{cluster} on a local S3 server" if getattr(arguments, "s3", False) else cluster
 
@@ -121,7 +121,7 @@ def small_cluster(folder: Path) -> Iterator[str]:
 
 
 class Side:
-    """A streaming query that is started anew for each block."""
+    """A streaming query that is restarted for each block."""
 
     def __init__(self, side: str, root: Path, port: int) -> None:
         self.side = side
@@ -181,7 +181,7 @@ class Side:
         return self._writer.write
 
     def rules(self, warm_up: int, rounds: int, count: int) -> dict[str, list[float]]:
-        """Seconds of a write of so many rows with rules and without, in turns."""
+        """Seconds of writes of `count` rows with and without rules, in turns."""
         from penstock._model.expectation import Expectation, OnViolation
         from penstock._model.origin import SourceLocation
         from penstock._tables.files import StorageFiles
@@ -248,7 +248,7 @@ class Side:
 
 
 def work(side: str, root: Path, port: int) -> None:
-    """Serve commands from standard input, answer on standard output."""
+    """Run commands from standard input, and print the results to standard output."""
     worker = Side(side, root, port)
     for line in sys.stdin:
         command, *numbers = line.split()
@@ -260,7 +260,7 @@ def work(side: str, root: Path, port: int) -> None:
 
 
 class Process:
-    """One side, started and waiting for commands."""
+    """The process of one side, which waits for commands."""
 
     def __init__(self, side: str, root: Path, port: int) -> None:
         root.mkdir()
@@ -275,7 +275,7 @@ class Process:
         )
 
     def ask(self, command: str) -> Any:
-        """The answer to a command."""
+        """Run a command and return its result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(command, file=self._process.stdin, flush=True)
@@ -286,7 +286,7 @@ class Process:
         return json.loads(line)
 
     def end(self) -> None:
-        """End it; returns when it is gone."""
+        """End the process, and wait for it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -321,7 +321,7 @@ def compare_batches(processes: dict[str, Process], blocks: int, warm_up: int, pl
 
 
 def compare_rules(process: Process, warm_up: int, rounds: int, count: int) -> None:
-    """Print what rules cost."""
+    """Print the cost of rules."""
     seconds = process.ask(f"rules {warm_up} {rounds} {count}")
     for place in dict.fromkeys(name.split()[0] for name in seconds):
         rules, plain = seconds[f"{place} rules"], seconds[f"{place} plain"]
@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=2, help="blocks that are not measured")
-    parser.add_argument("--rows", type=int, default=200_000, help="of a write with rules")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of a write with rules")
     parser.add_argument("--s3", action="store_true")
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
@@ -361,7 +361,7 @@ def main() -> None:
             compare_batches(processes, arguments.blocks, arguments.warm_up, place)
             for side in SIDES[1:]:
                 processes.pop(side).end()
-            warm_up = arguments.warm_up + 1  # a write instead of a block
+            warm_up = arguments.warm_up + 1  # writes instead of blocks
             compare_rules(processes["penstock"], warm_up, arguments.rounds, arguments.rows)
         finally:
             for process in processes.values():
