@@ -84,8 +84,8 @@ CALL = "An error occurred while calling o213.getFileSystem."
          "Method openFolder([]) does not exist\n\tat py4j.A",
          "Method openFolder([]) does not exist"),
         (f"Py4JJavaError: {CALL}\n: a.b.CException: why", "why"),
-        (CALL, "the JVM of Spark did not answer"),
-        ("An error occurred while calling o213.load", "the JVM of Spark did not answer"),
+        (CALL, "the JVM of Spark did not respond"),
+        ("An error occurred while calling o213.load", "the JVM of Spark did not respond"),
         ("[X] what happened;\n'Project [a]", "[X] what happened"),
         ("[DELTA_X] it is before the version of\nthis table. Use\na later one.\n\tat a.B",
          "[DELTA_X] it is before the version of this table. Use a later one."),
@@ -106,4 +106,4 @@ def test_exception_whose_text_the_jvm_cannot_send_has_a_message():
         def __str__(self) -> str:
             raise ConnectionRefusedError
 
-    assert first_line(GoneError()) == "the JVM of Spark did not answer"
+    assert first_line(GoneError()) == "the JVM of Spark did not respond"

@@ -246,7 +246,7 @@ class _Writer:
             adopted.notes.append("it merges by keys: see the comment about create_auto_cdc_flow")
         program.above[function] = f"{proposed}@dp.foreach_batch_sink\n"
         adopted.notes.append(
-            f"{function.name} is kept as it is; it may get a repeated batch, as before"
+            f"{function.name} is kept unchanged; it may get a repeated batch, as before"
         )
         return self._flow_into(target, adopted, body, name)
 

@@ -37,7 +37,7 @@ def _grows(jvm: Any, node: Any, mode: OutputMode | None) -> Iterator[str]:
             )
         elif keys and mode is OutputMode.COMPLETE:
             yield (
-                "complete mode keeps every window forever, whatever the watermark: use "
+                "complete mode keeps every window forever, regardless of the watermark: use "
                 'output_mode="update" or append mode'
             )
     elif kind in ("Deduplicate", "Distinct"):

@@ -192,7 +192,7 @@ class StateStore:
         if unknown := (body or {}).keys() - known:
             raise PlanError(
                 "STATE_OF_NEWER_VERSION",
-                f"{path} has fields that this version of Penstock does not know: "
+                f"{path} has fields that this version of Penstock does not support: "
                 f"{', '.join(sorted(unknown))}",
                 hint="a newer version of Penstock wrote it: run that version, or a later one",
             )

@@ -223,7 +223,7 @@ class PipelineTables:
             elif before != path:
                 change = f"the table {before}; its table is {path} now"
                 hint = "if that is the table of another target, set `storage` in each target: a "
-                hint += "full refresh would discard the checkpoint of the other; else "
+                hint += "full refresh would discard the checkpoint of the other; otherwise "
                 hint += f"--full-refresh {node.flow.target}"
             raise CheckpointError(
                 "TABLE_REPLACED",

@@ -14,7 +14,7 @@ _CALL_ALONE = re.compile(r"(?:Py4J\w*Error: )?An error occurred while calling [^
 _GENERATED_VIEW = re.compile(r"`__penstock_\d+`\.")
 # Delta breaks some of its sentences across lines.
 _WRAPPED = re.compile(r"(?<=[\w,)]) ?\n ?(?=[a-z])")
-_NO_ANSWER = "the JVM of Spark did not answer"
+_NO_ANSWER = "the JVM of Spark did not respond"
 
 
 def first_line(error: BaseException | str) -> str:

@@ -18,6 +18,6 @@ def schema_text() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **generated,
         "title": "Penstock pipeline settings",
-        "description": "pipeline.yaml, or penstock.yaml beside a bundle or Lakeflow settings.",
+        "description": "pipeline.yaml, or penstock.yaml next to a bundle or Lakeflow settings.",
     }
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"

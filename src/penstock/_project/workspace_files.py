@@ -131,7 +131,7 @@ def _ambiguous(named: Node, path: str, fitting: list[PurePosixPath]) -> SpecErro
         "SOURCE_AMBIGUOUS",
         f"{named.origin.file}: `{path}` may be any of {shown}",
         origin=named.origin,
-        hint="list the right one in `penstock.yaml` beside the file: "
+        hint="list the right one in `penstock.yaml` in the folder of the file: "
         "`libraries: [{file: {path: ...}}]`",
     )
 

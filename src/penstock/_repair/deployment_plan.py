@@ -65,7 +65,7 @@ def effect_of(
     """
     is_view = kind == "materialized view"
     if need is Need.MIGRATION:
-        return "its rows are computed beside it, and replaced in one commit (`penstock migrate`)"
+        return "its rows are computed separately, and replaced in one commit (`penstock migrate`)"
     if need is Need.FULL_REFRESH:
         lost = "" if is_view else "; rows that its sources have no more are lost"
         return f"its rows are removed, and computed from all rows of its sources{lost}"

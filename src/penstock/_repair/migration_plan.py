@@ -182,7 +182,7 @@ def steps_forth(
             yield f"{source.source}: {source.missing}"
         if source.note:
             yield f"{source.source}: {source.note}"
-    yield f"a new table is built beside {display}, with a new checkpoint; {display} stays readable"
+    yield f"a new table is built next to {display}, with a new checkpoint; {display} stays readable"
     yield (
         f"then one commit replaces {plural(table['rows'], 'row')} ({table['size']:,} bytes) of "
         f"{display} by the new ones, after another one has replaced its quarantine"

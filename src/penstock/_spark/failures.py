@@ -298,7 +298,7 @@ def command_error(error: Exception, command: str) -> PenstockError | None:
     if hint := permission_hint(text):
         return SetupError("PERMISSION_DENIED", message, hint=hint)
     if _STORE_FAILED.search(text):
-        hint = "the object store does not answer, or is overloaded: run the command again later"
+        hint = "the object store does not respond, or is overloaded: run the command again later"
         return SetupError("STORAGE_NOT_READABLE", message, hint=hint)
     return InternalError("UNEXPECTED_ERROR", message)
 

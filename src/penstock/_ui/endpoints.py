@@ -20,7 +20,7 @@ _PREVIEW_ROWS = 50
 _MAX_PAGE = 100
 _NO_ROWS = {
     "message": "this dashboard shows no rows",
-    "hint": "it was started with --no-rows, or with events that have no tables beside them",
+    "hint": "it was started with --no-rows, or with an event log without the tables",
 }
 
 Name = Annotated[str, Query(max_length=1000)]

@@ -144,7 +144,7 @@ class KafkaSink(Sink):
             message = f"the brokers did not confirm messages{batch}: {expired[0]}"
             hint = (
                 "check that they run, and that the executors can connect to them; the batch is "
-                "sent again, so some messages may be in the topic twice. "
+                "sent again, so some messages may be duplicated in the topic. "
                 "`kafka.delivery.timeout.ms` is how long a message waits for its confirmation"
             )
         elif (topic := _NO_TOPIC.search(text)) is not None:

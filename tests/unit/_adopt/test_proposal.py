@@ -361,7 +361,7 @@ def to_upsert():
     return orders
 """,
         "it merges by keys: see the comment about create_auto_cdc_flow",
-        "upsert is kept as it is; it may get a repeated batch, as before",
+        "upsert is kept unchanged; it may get a repeated batch, as before",
     )
 
 

@@ -225,7 +225,7 @@ class MySqlDialect(Dialect):
             if not set(keys) <= set(listed) and not automatic & set(listed):
                 return (
                     f"has another unique index, {index}: an upsert would update the row that has "
-                    f"the same values there, whatever its {', '.join(keys)}"
+                    f"the same values there, regardless of its {', '.join(keys)}"
                 )
         return None
 
