@@ -249,7 +249,7 @@ def check_state(
         flow=flow.name,
         origin=flow.origin,
         hint="undo the change to continue from the checkpoint; or "
-        f"`penstock migrate {flow.name}` recomputes the table beside it and replaces it in "
+        f"`penstock migrate {flow.name}` recomputes the table separately and replaces it in "
         f"one step; --full-refresh {display} empties it first{flow.sink_reset}; or keep the "
         "table and declare the changed query as a flow with a new name, plus an "
         "append_flow(once=True) for what has to be filled in",
