@@ -322,7 +322,7 @@ def test_any_other_foreach_batch_function_is_kept(condition: str, others: str):
     assert "@dp.foreach_batch_sink\ndef check(df, batch_id):\n    if df.isEmpty()" in proposal.text
     assert 'target="check"' in proposal.text
     assert proposal.queries[0].flow == "to_check"
-    assert "is kept as it is" in proposal.queries[0].notes[0]
+    assert "is kept unchanged" in proposal.queries[0].notes[0]
 
 
 def test_a_merge_by_keys_is_kept_with_a_comment_about_auto_cdc():

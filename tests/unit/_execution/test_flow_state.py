@@ -35,7 +35,7 @@ def test_the_state_of_a_newer_version_is_refused(tmp_path: Path):
     store.new_flow("silver")
     (file,) = (tmp_path / "flows").glob("*.json")
     file.write_text(json.dumps({**json.loads(file.read_text()), "later": 1}))
-    with pytest.raises(PlanError, match=r"silver\.json has fields .* not know: later") as error:
+    with pytest.raises(PlanError, match=r"silver\.json has fields .* not support: later") as error:
         store.flow("silver")
     assert error.value.condition == "STATE_OF_NEWER_VERSION"
 

@@ -139,8 +139,8 @@ def check_properties(
         if key.lower().startswith(FEATURE) and not delta.has_feature(feature):
             raise PlanError(
                 "TABLE_PROPERTY_INVALID",
-                f"{key} of {name} is not supported: open-source Delta Lake does not have this table "
-                "feature, or it requires catalog-managed commits, and tables are written by path",
+                f"{key} of {name} is not supported: open-source Delta Lake does not have this "
+                "table feature, or it requires catalog-managed commits, and tables are written by path",
                 origin=origin,
                 hint="remove it",
             )
