@@ -140,7 +140,7 @@ def check_properties(
             raise PlanError(
                 "TABLE_PROPERTY_INVALID",
                 f"{key} of {name} is not supported: open-source Delta Lake does not have this "
-                "table feature, or it requires catalog-managed commits, and tables are written by path",
+                "table feature, or it requires catalog-managed commits; tables are written by path",
                 origin=origin,
                 hint="remove it",
             )
