@@ -50,6 +50,7 @@ _FEW = 0.02
 _WRITING = 2.5
 _REPLACING = 35
 _IGNORES_MISSING = "spark.sql.files.ignoreMissingFiles"
+_LOG_LOST = re.compile(r"DELTA_(?:LOG_FILE_NOT_FOUND|MISSING_FILES_UNEXPECTED_VERSION)\b")
 _UNSUPPORTED = re.compile(r"QueryChanges\$UnsupportedException: (.+)")
 
 
@@ -233,6 +234,8 @@ def reasons(dataset: DatasetNode) -> Iterator[None]:
             raise SourcesUnchangedError from error
         if known:
             reason = known[1]
+        elif _LOG_LOST.search(text):
+            reason = "the log of a source was cleaned up (delta.logRetentionDuration)"
         elif LOST_FILE.search(text):
             reason = "files of the versions since its last refresh do not exist any more (VACUUM)"
         else:

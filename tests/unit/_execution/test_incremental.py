@@ -21,6 +21,16 @@ WRITTEN = (
     "\nCaused by: org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] zero\n\tat x"
 )
 VACUUMED = "files of the versions since its last refresh do not exist any more (VACUUM)"
+CLEANED = (
+    "An error occurred while calling o1.queryChanges.\n: org.apache.spark.sql.delta."
+    "DeltaIllegalStateException: [DELTA_MISSING_FILES_UNEXPECTED_VERSION] Delta stream cannot "
+    "resume from version 2; transaction log starts at 3. Restart the stream with a new checkpoint"
+)
+EXPIRED = (
+    "An error occurred while calling o1.changedKeys.\n: org.apache.spark.sql.delta."
+    "DeltaFileNotFoundException: [DELTA_LOG_FILE_NOT_FOUND] Unable to retrieve the delta log files"
+)
+SHORTENED = "the log of a source was cleaned up (delta.logRetentionDuration)"
 REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedException: no key\n\tat x"
 
 
@@ -30,6 +40,8 @@ REFUSED = "An error occurred.\n: penstock.delta.QueryChanges$UnsupportedExceptio
         (RuntimeError(REFUSED), "no key"),
         (ValueError("bad\nmore"), "the incremental refresh failed: ValueError: bad"),
         (RuntimeError(f"[FAILED_READ_FILE.FILE_NOT_EXIST] {WRITTEN}"), VACUUMED),
+        (RuntimeError(CLEANED), SHORTENED),
+        (RuntimeError(EXPIRED), SHORTENED),
         (RuntimeError(WRITTEN), "the incremental refresh failed: [DIVIDE_BY_ZERO] zero"),
         (NotIncrementalError("too many"), "too many"),
         (PlanError("X", "y differs"), "the incremental refresh failed: [X] y differs"),
