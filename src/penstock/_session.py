@@ -62,7 +62,7 @@ def open_session(
         if settings.metastore is not None:
             require_hive(borrowed)
         with (
-            session_conf(borrowed, _configuration(settings)),
+            session_conf(borrowed, _configuration(settings), is_borrowed=True),
             own_columns(),
             _remote_lease(borrowed, settings, leases, is_borrowed=True),
         ):

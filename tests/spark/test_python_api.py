@@ -44,7 +44,9 @@ def test_dry_run_returns_a_plan_as_text_and_json(shop: Path):
 
 
 def test_open_pipeline_returns_queries_of_flows(shop: Path, spark):
-    with penstock.open_pipeline(shop) as pipeline:
+    # Spark reads them only when it starts.
+    confs = {"spark.driver.memory": "9g", "spark.sql.extensions": "x"}
+    with penstock.open_pipeline(shop, configuration=confs) as pipeline:
         df, _ = pipeline.query(pipeline.flow("bronze"))
         assert pipeline.spark is spark
         assert df.isStreaming

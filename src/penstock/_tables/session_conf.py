@@ -1,11 +1,15 @@
 """Temporary confs of a session, and copies of sessions with other confs."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark import RDD
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+
+_logger = logging.getLogger(__name__)
 
 
 def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
@@ -21,12 +25,26 @@ def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 
 
 @contextmanager
-def session_conf(session: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    """Set confs of a session, and restore them at the end."""
-    before = {key: session.conf.get(key, None) for key in conf}
-    for key, value in conf.items():
-        session.conf.set(key, value)
+def session_conf(
+    session: SparkSession, conf: Mapping[str, str], *, is_borrowed: bool = False
+) -> Iterator[None]:
+    """Set confs of a session, and restore them at the end.
+
+    A session that `is_borrowed` keeps its values of confs that Spark reads only at its start.
+    """
+    before: dict[str, str | None] = {}
     try:
+        for key, value in conf.items():
+            earlier = session.conf.get(key, None)
+            try:
+                session.conf.set(key, value)
+            except AnalysisException as error:
+                if not is_borrowed or "CANNOT_MODIFY" not in (error.getCondition() or ""):
+                    raise
+                if earlier != value:
+                    _logger.warning("the active Spark session cannot change %s: ignored", key)
+                continue
+            before[key] = earlier
         yield
     finally:
         for key, earlier in before.items():
