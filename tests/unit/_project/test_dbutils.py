@@ -161,6 +161,7 @@ def test_notebook_context_has_path_and_user(dbutils):
     assert context.browserHostName().getOrElse("none") == "none"
     assert context.currentRunId().toString() == ""
     assert context.clusterId().isDefined() is False
+    assert context.apiToken().get() is None
     assert json.loads(context.toJson())["extraContext"]["notebook_path"] == path
     assert json.loads(dbutils.notebook.getContext().safeToJson())["tags"]["pipelineName"] == "shop"
 
@@ -168,10 +169,6 @@ def test_notebook_context_has_path_and_user(dbutils):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (
-            lambda d: d.notebook.entry_point.getDbutils().notebook().getContext().apiToken(),
-            "secrets",
-        ),
         (lambda d: d.notebook.run("./x", 60), "%run"),
         (lambda d: d.credentials.assumeRole("x"), "credentials.assumeRole"),
         (lambda d: d.jobs.taskValues.get("task", "key"), "debugValue"),

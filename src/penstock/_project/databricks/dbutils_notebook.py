@@ -101,13 +101,6 @@ class NotebookContext:
 
     safeToJson = toJson
 
-    def apiToken(self) -> "_Answer":
-        """Not available: there is no workspace."""
-        raise UnavailableError(
-            "the token of the notebook's context (`apiToken`)",
-            "there is no workspace here; keep tokens in secrets and use `dbutils.secrets.get`",
-        )
-
     def __getattr__(self, name: str) -> "Callable[[], _Answer]":
         if name.startswith("_"):
             raise AttributeError(name)
