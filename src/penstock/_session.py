@@ -153,8 +153,18 @@ def _store_jar_sets(settings: PipelineSettings) -> Iterator[str]:
 
 
 def _configuration(settings: PipelineSettings) -> dict[str, str]:
-    """Values for `spark.conf.get`: parameters and configuration, with resolved secrets."""
-    return _resolved(settings, {**settings.parameters, **settings.configuration})
+    """Values for `spark.conf.get`: parameters and configuration, with resolved secrets.
+
+    They override the values that Databricks sets for every pipeline, which many projects read.
+    """
+    databricks = {
+        "pipelines.id": settings.name,
+        "pipelines.catalog": settings.catalog,
+        "pipelines.schema": settings.schema,
+        "pipelines.target": settings.schema,
+        "spark.databricks.unityCatalog.enabled": "true",
+    }
+    return databricks | _resolved(settings, {**settings.parameters, **settings.configuration})
 
 
 def _hive(settings: PipelineSettings) -> dict[str, str]:

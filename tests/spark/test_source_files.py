@@ -1,6 +1,7 @@
 """Source files that handle Spark's session themselves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from update_project import Project
@@ -124,3 +125,19 @@ def t{number}():
     _, plan = plan_update(load_settings(project.root), UpdateOptions())
     (warning,) = [text for text in plan.warnings if "pathGlobFilter" in text]
     assert "matches the pathGlobFilter 'data/*.json': t0 has nothing to read" in warning
+
+
+def test_source_file_reads_what_databricks_sets_for_every_pipeline(tmp_path, spark, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path, spark)
+    keys = ("pipelines.id", "pipelines.catalog", "pipelines.schema", "pipelines.target")
+    project.source(
+        "unity = spark.conf.get('spark.databricks.unityCatalog.enabled', 'false')\n"
+        f"read = [spark.conf.get(key, 'none') for key in {keys}]\n"
+        "dp.create_sink('_'.join([*read, unity]), 'noop')\n"
+        "dp.materialized_view(lambda: spark.range(1), name='t')\n"
+    )
+    settings = replace(load_settings(project.root), schema="shop")
+    settings = replace(settings, name="p", configuration={"pipelines.target": "mine"})
+    graph, _ = plan_update(settings, UpdateOptions())
+    assert [*graph.sinks] == ["p_spark_catalog_shop_mine_true"]
