@@ -243,6 +243,11 @@ def flow_error(
                 "Spark's memory is used up: raise `spark.driver.memory`, on a cluster also "
                 "`spark.executor.memory`, or limit what a batch reads, as with maxFilesPerTrigger"
             )
+        elif "TABLE_OR_VIEW_NOT_FOUND" in text:
+            hint = (
+                "correct the name; a temporary view of the rows that a function gets is in the "
+                "session of the batch: query it with df.sparkSession.sql"
+            )
         elif LOST_FILE.search(text):
             hint = (
                 "if the file was moved, or its storage is not mounted, put it back; if it is lost, "

@@ -121,6 +121,13 @@ def test_cause_is_reported_when_only_py4j_names_the_object():
     assert first_line(Exception(wrapped)).endswith("datatype. row tracking needs a catalog")
 
 
+def test_hint_names_the_session_of_a_batch_when_its_view_is_not_found():
+    text = "AnalysisException: [TABLE_OR_VIEW_NOT_FOUND] The table or view `rows` cannot be found."
+    error = flow_error(text, FLOW)
+    assert not error.retryable
+    assert "df.sparkSession.sql" in (error.hint or "")
+
+
 def test_hint_names_the_settings_of_memory_when_it_is_used_up():
     text = "Job aborted\n\tat a.b\nCaused by: java.lang.OutOfMemoryError: Java heap space\n\tat c.d"
     error = flow_error(text, FLOW)
