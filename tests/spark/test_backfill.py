@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from penstock._repair.backfill import (
     BackfillReport,
     backfill_flow,
 )
-from penstock._repair.backfill_run import COMMITTED, PLANNED, STAGED
+from penstock._repair.backfill_run import BATCH, COMMITTED, PLANNED, STAGED
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import flow_records
 from penstock.errors import PenstockError
@@ -85,6 +86,14 @@ def _backfill(project: Project, flow: str, **arguments: Any) -> BackfillReport:
 
 def _interrupt(step: str, _: str) -> None:
     raise KeyboardInterrupt(step)
+
+
+def _fail_at(step: str) -> Callable[[str, str], None]:
+    def fail(current: str, _: str) -> None:
+        if current == step:
+            raise OSError("interrupted")
+
+    return fail
 
 
 def _interrupt_at(step: str) -> Callable[[str, str], None]:
@@ -152,7 +161,15 @@ def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
     states = [update["state"] for update in json.loads(capsys.readouterr().out)]
     assert states[:3] == ["FAILED", "COMPLETED", "CANCELED"]
     assert _backfill(project, "daily", abandon=True).state == "abandoned"
-    assert _backfill(project, "daily", **part).counts["removed"] == 3
+    # A driver that lost its lease while it staged a batch may still write its files.
+    with pytest.raises(PenstockError, match="interrupted"), after_steps("", _fail_at(BATCH)):
+        _backfill(project, "daily", **part)
+    staging, late = project.root / ".penstock/state/backfill/daily/rows", project.root / "late"
+    shutil.copytree(staging, late, ignore=shutil.ignore_patterns("folder_of*"))
+    with pytest.raises(KeyboardInterrupt), after_steps("", _interrupt_at(STAGED)):
+        _backfill(project, "daily", resume=True)
+    shutil.copytree(late, staging, dirs_exist_ok=True)
+    assert _backfill(project, "daily", resume=True).counts["removed"] == 3
     assert _ids(project, "daily") == [1, 3, 4, 5, None]
     # Rows that violate a new rule would not replace those that are in the table.
     daily = "@dp.table\ndef daily"

@@ -12,6 +12,7 @@ added before. There are three methods for this; other tables are refused:
 """
 
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -52,6 +53,7 @@ STAGED, COMMITTED = "backfill_staged", "backfill_committed"
 
 _POLL_SECONDS = 0.5
 _KNOWN = "penstock_known_"
+_STAGED = "folder_of_batch_"
 
 
 class Way(StrEnum):
@@ -129,7 +131,7 @@ class BackfillRun:
             check_expectations(df, self.dataset.declared.expectations, are_stored=True)
             if not self.plan.is_staged:
                 self._stream(df, sources, self._stage)
-                if not StorageFiles(self.pipeline.spark).names(self._rows):
+                if not self._staged():
                     raise range_invalid(
                         "its sources do not have its rows any more", "--abandon discards it"
                     )
@@ -239,13 +241,21 @@ class BackfillRun:
         kill_point(COMMITTED, self.plan.flow, None)
 
     def _stage(self, batch: DataFrame, number: int) -> None:
-        # A repeated batch replaces its own rows.
-        batch.write.mode("overwrite").parquet(f"{self._rows}/batch_{number:06d}")
+        # A driver that has lost its lease may still write its own folder.
+        folder = f"{self._rows}/{uuid.uuid4().hex}"
+        batch.write.parquet(folder)
+        StorageFiles(self.pipeline.spark).write(f"{self._rows}/{_STAGED}{number:06d}", folder)
+
+    def _staged(self) -> list[str]:
+        """The folder of each batch; a repeated batch replaces its own."""
+        files = StorageFiles(self.pipeline.spark)
+        names = [name for name in files.names(self._rows) if name.startswith(_STAGED)]
+        return [files.read(f"{self._rows}/{name}") or "" for name in names]
 
     def _replace(self) -> None:
         assert self.plan.where is not None
         spark = self.pipeline.spark
-        rows = spark.read.parquet(f"{self._rows}/batch_*")
+        rows = spark.read.parquet(*self._staged())
         node = replace(self.node, flow=replace(self.node.flow, replace_where=self.plan.where))
         writers = TableWriters(self.tables)
         window = writers.window(self.dataset, node, rows)
