@@ -93,7 +93,8 @@ class StorageFiles:
             return [entry.name for entry in path.iterdir()] if path.is_dir() else []
         system, remote = hadoop_path(self._spark, folder)
         entries = if_exists(lambda: system.listStatus(remote))
-        return [str(status.getPath().getName()) for status in entries or ()]
+        # Without a hierarchical namespace, Hadoop lists some folders of Azure twice.
+        return list(dict.fromkeys(str(status.getPath().getName()) for status in entries or ()))
 
     def write(self, uri: str, text: str, *, sync: bool = True) -> None:
         """Create or replace a file and its parent folders; `sync` calls fsync for a local file."""
@@ -141,13 +142,25 @@ class StorageFiles:
                     shutil.copy2(Path(folder, name), into / name)
             return True
         system, remote = hadoop_path(self._spark, source)
-        if not system.exists(remote):
+        status = if_exists(lambda: system.getFileStatus(remote))
+        if status is None:
             return False
-        self._check_lease()
-        other, destination = hadoop_path(self._spark, target)
-        util, conf = self._spark._jvm.org.apache.hadoop.fs.FileUtil, system.getConf()
-        util.copy(system, remote, other, destination, False, conf)
+        self._copy(system, status, *hadoop_path(self._spark, target))
         return True
+
+    def _copy(self, system: Any, status: Any, other: Any, target: Any) -> None:
+        jvm, path = self._spark._jvm, status.getPath()
+        if status.isDirectory():
+            other.mkdirs(target)
+            entries = {str(entry.getPath().getName()): entry for entry in system.listStatus(path)}
+            for name, entry in entries.items():
+                child = jvm.org.apache.hadoop.fs.Path(target, name)
+                self._copy(system, entry, other, child)
+            return
+        self._check_lease()  # a driver may be suspended in the middle of a copy
+        util, conf = jvm.org.apache.hadoop.fs.FileUtil, system.getConf()
+        # Another driver that has taken the lease over may have copied the file, and changed it.
+        util.copy(system, path, other, target, False, False, conf)
 
     def _check_lease(self) -> None:
         lease: Any = self._spark._jvm.penstock.storage.StorageLease

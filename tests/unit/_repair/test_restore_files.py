@@ -82,6 +82,24 @@ def test_driver_without_the_lease_deletes_nothing():
     system.delete.assert_not_called()
 
 
+def test_driver_that_loses_the_lease_stops_copying():
+    spark = MagicMock()
+    jvm = spark._jvm
+    jvm.penstock.storage.StorageLease.check.side_effect = [None, None, OSError("LEASE_LOST")]
+    names = ["1.delta", "1.delta", "2.delta"]  # Hadoop lists some folders of Azure twice
+    entries = [MagicMock(), MagicMock(), MagicMock()]
+    for entry, name in zip(entries, names, strict=True):
+        entry.isDirectory.return_value = False
+        entry.getPath.return_value.getName.return_value = name
+    system = jvm.org.apache.hadoop.fs.Path.return_value.getFileSystem.return_value
+    system.listStatus.return_value = entries
+    with pytest.raises(OSError, match="LEASE_LOST"):
+        StorageFiles(spark).copy_tree("s3a://lake/savepoints/s", "s3a://lake/checkpoints/f")
+    assert StorageFiles(spark).names("s3a://lake/savepoints/s") == ["1.delta", "2.delta"]
+    (copied,) = jvm.org.apache.hadoop.fs.FileUtil.copy.mock_calls
+    assert copied.args[4:6] == (False, False), "a file of the next driver would be overwritten"
+
+
 def test_a_file_that_cannot_be_copied_is_named(tmp_path):
     gone = tmp_path / "checkpoint" / "state" / "1.delta"
     gone.parent.mkdir(parents=True)
