@@ -10,6 +10,7 @@ Each line of standard input is a list in JSON: a call and its arguments.
     copied PATH                 content of a local copy of a file
     log STORE PATH              files of a log from a path on
     after ROOT PATH...          files of a root that come after each path
+    late FOLDER                 whether a state file exists that a driver ends without its lease
     checkpoint FOLDER           whether an offset exists before and after it is created
     lease PLAN                  one of two drivers that race for a lease
     penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
@@ -172,6 +173,23 @@ def checkpoint(spark: SparkSession, folder: str) -> list[bool]:
     return [before, files.exists(path)]
 
 
+def late(spark: SparkSession, folder: str) -> bool:
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    path = jvm.org.apache.hadoop.fs.Path(f"{folder}/state/1.delta")
+    files = jvm.penstock.storage.ObjectCheckpointFiles(path.getParent(), conf)
+    held = jvm.penstock.storage.StorageLease.hold(f"{folder}/lease/1", "{}", 60_000, conf)
+    try:
+        state = files.createAtomic(path, True)
+        StorageFiles(spark).write(f"{folder}/lease/2", "{}")
+        for call in (held.renew, state.close):
+            with contextlib.suppress(Py4JJavaError):
+                call()
+    finally:
+        jvm.penstock.storage.StorageLease.forget()
+    return bool(files.exists(path))
+
+
 def penstock(spark: SparkSession, folder: str, *arguments: str) -> tuple[int, str]:
     """As on a machine of its own: its locks are in the folder of the project."""
     output = io.StringIO()
@@ -198,6 +216,7 @@ CALLS = {
     "copied": copied,
     "log": log,
     "after": after,
+    "late": late,
     "checkpoint": checkpoint,
     "penstock": penstock,
 }

@@ -75,6 +75,10 @@ def test_one_of_two_drivers_gets_the_lease_in_each_race(
     assert each == [["LEASE_HELD", "held"]] * rounds
 
 
+def test_driver_without_the_lease_ends_no_state_file(session: StoreSession) -> None:
+    assert not session("late", f"s3a://{BUCKET}/late")
+
+
 def test_driver_that_was_suspended_longer_than_its_lease_commits_nothing(
     server: S3Double, session: StoreSession, tmp_path: Path
 ) -> None:

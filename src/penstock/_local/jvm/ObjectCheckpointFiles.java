@@ -102,6 +102,12 @@ public final class ObjectCheckpointFiles extends AbstractFileContextBasedCheckpo
     @Override
     public synchronized void close() throws IOException {
       if (!ended) {
+        try {
+          StorageLease.check();
+        } catch (IOException e) {
+          cancel();
+          throw e;
+        }
         ended = true;
         super.close();
       }
