@@ -247,6 +247,8 @@ class _Settings(SpecPart):
                 raise ValueError(f"has `{name}`, which is not a table name") from None
             if len(key) > 3:
                 raise ValueError(f"has `{name}`: a name has at most three parts")
+            if any("*" in part for part in key[:-1]) or ("*" in key[-1] and key[-1] != "*"):
+                raise ValueError(f"has `{name}`: `*` must be the whole last part of a name")
             if key in seen:
                 raise ValueError(f"has the same table twice: `{seen[key]}` and `{name}`")
             seen[key] = name

@@ -330,6 +330,7 @@ WRONG = [
     ("tables:\n  a: {path: 'file:x'}", 2, "is relative"),
     ("tables:\n  a: ", 2, "`tables.a` must be a mapping"),
     ("tables: {a.b.c.d: x}", 1, "at most three parts"),
+    ("tables: {main.raw.src_*: x}", 1, "`*` must be the whole last part"),
     ("tables: {a: x, A: y}", 1, "the same table twice"),
     ("tables: {a..b: y}", 1, "`tables` has `a..b`, which is not a table name"),
     ("tables: [a]", 1, "must be a mapping"),
