@@ -25,7 +25,6 @@ from penstock._repair.backfill import (
     backfill_flow,
 )
 from penstock._repair.backfill_run import BATCH, COMMITTED, PLANNED, STAGED
-from penstock._repair.reset import reset_flow
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import flow_records
 from penstock.errors import PenstockError
@@ -208,18 +207,6 @@ def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
         file.unlink()
     assert _refused(project, "bronze", resume=True) == "BACKFILL_RANGE_INVALID"
     assert _ids(project, "bronze") == [3, 4, 5, None]
-
-
-def test_files_that_a_reset_has_skipped_are_backfilled(project: Project):
-    project.run(refresh=("bronze",))
-    project.add("d.json", [_row(7, 7)])
-    os.utime(project.root / "data" / "d.json", (1, 1))
-    reset_flow(load_settings(project.root), "bronze", parse_start("latest"), execute=True)
-    project.add("e.json", [_row(8, 8)]).run(refresh=("bronze",))
-    assert _ids(project, "bronze") == [1, 3, 5, 8, None]
-    assert _backfill(project, "bronze", by=("id",), files="d.json").counts["added"] == 1
-    project.run(refresh=("bronze",))
-    assert _ids(project, "bronze") == [1, 3, 5, 7, 8, None]
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ of its query (`metadata`) and the files of the state stores. Most functions read
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -57,7 +57,6 @@ class Checkpoint:
     damaged: Mapping[str, str]  # unreadable files, relative to the folder, with the reason
     state: tuple[StatePartition, ...]
     size: int  # size of the folder in bytes
-    position: Mapping[str, Any] = field(default_factory=dict)  # start of its streams, if recorded
 
     @property
     def last_planned(self) -> int | None:
@@ -83,7 +82,6 @@ class FlowRecord:
     target_id: str | None  # Delta's table id; None for a sink, or before the first start
     has_started: bool
     pipeline: str  # name of the pipeline in the application id of its writers
-    position: Mapping[str, Any]  # start of the streams of its checkpoint, if recorded
 
 
 def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
@@ -98,7 +96,6 @@ def flow_records(settings: PipelineSettings) -> dict[str, FlowRecord]:
                 target_id=body.get("target_id"),
                 has_started=body.get("stateful_operators") is not None,
                 pipeline=str(body.get("pipeline") or settings.name),
-                position=body.get("position") or {},
             )
         except (OSError, ValueError, KeyError, TypeError):
             # Truncated by a crash. The flow cannot start without it if the table has its batches.
@@ -122,13 +119,9 @@ def checkpoints(settings: PipelineSettings, flow: str | None = None) -> list[Che
         if record.has_started:
             path = root / path_segment(record.flow) / path_segment(record.epoch)
             paths.setdefault((record.flow, record.epoch), path)
-    current = {(record.flow, record.epoch): record.position for record in records.values()}
+    current = {(record.flow, record.epoch) for record in records.values()}
     result = [
-        replace(
-            read_checkpoint(*names, path, is_current=names in current),
-            position=current.get(names, {}),
-        )
-        for names, path in paths.items()
+        read_checkpoint(*names, path, is_current=names in current) for names, path in paths.items()
     ]
     if flow is not None:
         known = sorted({checkpoint.flow for checkpoint in result})

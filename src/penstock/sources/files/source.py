@@ -187,15 +187,9 @@ class FileStream(OpenedSource):
         else:
             # No file is before the earliest one.
             before = first_ms(wanted.end, wanted.now_ms, "files") or 0
-        skipped = [] if self._roots is None or not done.position else self._roots.list()
-        of_range = self._own(read) | {
-            file.path: file.modified
-            for file in skipped
-            if _is_before_start(file.modified, done) and self.includes(file_name(file.path))
-        }
         taken = [
             path
-            for path, changed in of_range.items()
+            for path, changed in self._own(read).items()
             if (since is None or changed >= since)
             and changed < before
             and _is_named(path, wanted.files)
@@ -221,7 +215,6 @@ class FileStream(OpenedSource):
             and (before is None or iso(changed) < before)
             and _is_named(path, position.get("files"))
             and path_key(path) not in taken
-            and not _is_before_start(changed, done)
         ]
         if new:
             raise not_read_yet(done.flow, f"{len(new)} files such as {new[0]}")
@@ -371,12 +364,6 @@ def options_at(options: Mapping[str, str], position: Position, *, times: bool) -
 
 def _is_named(uri: str, pattern: str | None) -> bool:
     return pattern is None or fnmatchcase(_file_of(uri).rpartition("/")[2], pattern)
-
-
-def _is_before_start(changed: int, done: Checkpoint) -> bool:
-    """Whether the start position of a flow, from a reset, makes it skip a file."""
-    after = done.position.get("modified_after")
-    return after is not None and iso(changed) <= after
 
 
 def _file_of(uri: str) -> str:
