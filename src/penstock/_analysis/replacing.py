@@ -67,5 +67,5 @@ def _invalid(flow: Flow, reason: str) -> DefinitionError:
         "REPLACE_WHERE_INVALID",
         f"flow {flow.name!r}: `replace_where` cannot be used: {reason}",
         origin=flow.origin,
-        hint="a condition over the columns of the table that uses the columns of one row only",
+        hint="write a condition that uses only the columns of one row of the table",
     )

@@ -42,7 +42,7 @@ def each_pipeline(project: options.UpdateOptions) -> list["PipelineSettings"]:
             raise SpecError(
                 "PIPELINES_SHARE_STORAGE",
                 f"the pipelines {other!r} and {settings.name!r} have the same storage",
-                hint="set `shared_storage: true` in the penstock.yaml in the folder of the bundle",
+                hint="set `shared_storage: true` in the penstock.yaml next to the bundle",
             )
     return chosen
 

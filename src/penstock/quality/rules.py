@@ -220,7 +220,7 @@ def row_wise(df: DataFrame, selected: DataFrame) -> bool:
 def _refuse(rule: Expectation, expression: Any) -> None:
     reason = next(refusals(expression), None)
     if reason is not None:
-        raise _invalid(rule, reason, hint="an expectation uses the columns of one row only")
+        raise _invalid(rule, reason, hint="an expectation can only use the columns of one row")
 
 
 def refusals(expression: Any) -> Iterator[str]:
