@@ -1,6 +1,8 @@
 """Spark's Kafka source as pipelines read it: places to start, lost rows, topics made again, TLS."""
 
+import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,11 @@ from penstock._local.broker import BrokerHandle, ensure_topic, stop_broker
 from penstock._observe.codec import details_of
 from penstock._observe.events import Event, Level, UpdateState
 from penstock._runtime.update import UpdateResult
-from penstock.errors import ConnectorError
+from penstock.errors import ConnectorError, FlowError
+from penstock.sources.base import Read
+from penstock.sources.kafka import source as kafka
 from penstock.sources.kafka.options import prepare_source_options, refuse_misspelt
+from penstock.testing.streams import flow_named
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -47,6 +52,21 @@ def read(spark, broker: BrokerHandle, **options: str) -> list[str]:
     prepared = prepare_source_options(all_options, streaming=False)
     df = spark.read.format("kafka").options(**prepared).load()
     return sorted(row.value for row in df.selectExpr("cast(value AS STRING) AS value").collect())
+
+
+def test_flow_fails_at_its_start_if_no_broker_responds(spark, monkeypatch):
+    monkeypatch.setattr(kafka, "admin_of", partial(kafka.admin_of, timeout_ms=1000))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        for chosen in ({"subscribe": "silent"}, {"subscribePattern": "sil.*"}):
+            options = {"kafka.bootstrap.servers": servers, **chosen}
+            read = Read(spark=spark, format="kafka", options=options, load=lambda _: spark.range(0))
+            opened = kafka.KafkaSource().open(read)
+            with pytest.raises(FlowError, match=f"brokers {servers} of kafka sil") as caught:
+                opened.check_identity({}, flow_named("f"), "t")
+            error = caught.value
+            assert (error.condition, error.retryable) == ("KAFKA_NOT_ANSWERING", True)
+            assert opened.new_identities({}) == {}
 
 
 def test_starting_and_ending_offsets_limit_the_records(kafka_broker, spark):

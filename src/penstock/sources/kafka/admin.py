@@ -13,6 +13,7 @@ from penstock._model.exception_text import first_line
 from penstock.errors import ConnectorError
 
 TIMEOUT_MS = 15_000
+NO_BROKER = "Timed out waiting for a node assignment"
 
 TopicPartition = tuple[str, int]
 """Topic and number of the partition."""
@@ -69,9 +70,12 @@ class KafkaAdmin:
         futures = self._client.describeTopics(names).topicNameValues()
         ids: dict[str, str] = {}
         for topic in names:
-            # A topic that does not exist yet is left out; the others are still returned.
-            with contextlib.suppress(Py4JError):
+            try:
                 ids[topic] = str(futures.get(topic).get().topicId().toString())
+            except Py4JError as error:
+                # A topic that does not exist yet is left out; the others are still returned.
+                if NO_BROKER in first_line(error):
+                    raise
         return ids
 
     def partitions(self) -> list[TopicPartition]:

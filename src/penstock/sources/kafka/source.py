@@ -17,6 +17,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._tables.files import StorageFiles
 from penstock._tables.read.checkpoint_files import Checkpoint, batches, source_offsets
@@ -38,7 +39,13 @@ from penstock.sources.base import (
     not_read_yet,
     start_not_available,
 )
-from penstock.sources.kafka.admin import KafkaOptions, TopicPartition, admin_of, topic_offsets
+from penstock.sources.kafka.admin import (
+    NO_BROKER,
+    KafkaOptions,
+    TopicPartition,
+    admin_of,
+    topic_offsets,
+)
 from penstock.sources.kafka.event_hubs import as_events, source_options
 from penstock.sources.kafka.lag import KafkaLag, is_stream_of
 from penstock.sources.kafka.offsets import (
@@ -66,7 +73,7 @@ _COMPARE_SECONDS = 30.0
 _NO_TOPIC = re.compile(r"This server does not host this topic-partition|Assigned: Set\(\)")
 # Kafka's errors for brokers that do not respond, and Spark's in a task.
 _NO_ANSWER = re.compile(
-    r"Timed out waiting for a node assignment|Timeout of \d+ms expired before the position"
+    rf"{NO_BROKER}|Timeout of \d+ms expired before the position"
     r"|Cannot fetch record for offset \d+ in \d+ milliseconds"
 )
 # Spark's errors for start offsets that do not match the topic.
@@ -212,8 +219,12 @@ class KafkaStream(OpenedSource):
         ]
 
     def check_identity(self, known: Mapping[str, str], flow: Flow, display: str) -> dict[str, str]:
-        """See `OpenedSource.check_identity`: ids of topics."""
+        """See `OpenedSource.check_identity`: ids of topics.
+
+        Fails if no broker responds: Spark would wait for them six times as long.
+        """
         self._ids, self._target = dict(known), (flow, display)
+        ids = self._checked_ids(is_start=True)
         if absent := self._absent():
             raise flow_error(
                 "SOURCE_TOPIC_NOT_FOUND",
@@ -222,7 +233,6 @@ class KafkaStream(OpenedSource):
                 retryable=True,
                 hint="correct the numbers, which begin at 0, or add partitions to the topic",
             )
-        ids = self._checked_ids()
         self._ids |= ids
         return ids
 
@@ -231,9 +241,9 @@ class KafkaStream(OpenedSource):
         if time.monotonic() - self._compared >= _COMPARE_SECONDS:
             self._checked_ids()
 
-    def _checked_ids(self) -> dict[str, str]:
+    def _checked_ids(self, *, is_start: bool = False) -> dict[str, str]:
         flow, display = self._target
-        ids = self._topic_ids()
+        ids = self._topic_ids(flow if is_start else None)
         for topic, topic_id in ids.items():
             if self._ids.get(topic, _NO_ID) not in (topic_id, _NO_ID):
                 raise CheckpointError(
@@ -259,14 +269,18 @@ class KafkaStream(OpenedSource):
         self._ids = {topic: self._ids.get(topic) or ids.get(topic, _NO_ID) for topic in end}
         return {topic: ids[topic] for topic in new & ids.keys()}
 
-    def _topic_ids(self) -> dict[str, str]:
+    def _topic_ids(self, starting: Flow | None = None) -> dict[str, str]:
         """The ids of topics, by name.
 
-        A cluster that does not respond, or does not allow the user to describe topics, is no error
-        here: Spark reports the failure, or there is nothing to compare.
+        A cluster that does not allow the user to describe topics is no error here: there is nothing
+        to compare. Nor is one that does not respond, unless a flow is starting.
         """
-        with contextlib.suppress(Py4JError), admin_of(self._spark, self._options) as admin:
-            return admin.topic_ids()
+        try:
+            with admin_of(self._spark, self._options) as admin:
+                return admin.topic_ids()
+        except Py4JError as error:
+            if starting is not None and NO_BROKER in first_line(error):
+                raise self._not_responding(NO_BROKER, starting) from error
         return {}
 
     def _absent(self) -> Sequence[str]:
@@ -286,15 +300,7 @@ class KafkaStream(OpenedSource):
                 hint="create it, or correct the name of the topic or of the brokers",
             )
         if (silent := _NO_ANSWER.search(text)) is not None:
-            return flow_error(
-                "KAFKA_NOT_ANSWERING",
-                flow,
-                f"the brokers of {self.name} do not respond: {silent[0]}",
-                retryable=True,
-                hint="check that they run, that the driver and executors can connect to them, and "
-                "that `kafka.security.protocol` and `kafka.sasl.mechanism` are those of their "
-                "listener; nothing is lost: the flow continues at its last offsets",
-            )
+            return self._not_responding(silent[0], flow)
         if "PatternSyntaxException" in text:
             return flow_error(
                 "KAFKA_SUBSCRIPTION_INVALID",
@@ -317,6 +323,17 @@ class KafkaStream(OpenedSource):
         else:
             return None
         return flow_error("KAFKA_OFFSETS_INVALID", flow, f"it cannot start: {reason}", hint=hint)
+
+    def _not_responding(self, reason: str, flow: Flow) -> FlowError:
+        return flow_error(
+            "KAFKA_NOT_ANSWERING",
+            flow,
+            f"the brokers {self.place} of {self.name} do not respond: {reason}",
+            retryable=True,
+            hint="check that they run, that the driver and executors can connect to them, and that "
+            "`kafka.security.protocol` and `kafka.sasl.mechanism` are those of their listener; "
+            "nothing is lost: the flow continues at its last offsets",
+        )
 
     def lost(self, progress: Mapping[str, Any]) -> Sequence[Loss]:
         if not self._options.tolerates_loss or not self._is_mine(progress):
