@@ -45,7 +45,9 @@ def strict():
 
 @dp.table(spark_conf={"spark.sql.ansi.enabled": "false"})
 def lenient():
-    return texts()
+    # The analysis without ANSI mode accepts a cast that it refuses otherwise.
+    return texts().selectExpr("*", "cast(DATE'2026-01-01' AS INT) AS empty")
+
 """
 TYPO = """
 @dp.table
@@ -56,6 +58,10 @@ def typo():
 @dp.table
 def below_typo():
     return dp.read_stream("typo")
+
+@dp.table(spark_conf={"spark.executor.memory": "2g"})
+def resized():
+    return dp.read_stream("bronze")
 """
 
 
@@ -100,6 +106,8 @@ def test_a_flow_that_cannot_run_does_not_fail_other_flows(
     with pytest.raises(DefinitionErrors) as wrong:
         project.run(refresh=("silver", "below_typo"))
     assert ["amuont" in error.message for error in wrong.value.errors] == [True]
+    with pytest.raises(DefinitionErrors, match=r"(?s)`spark_conf` of .resized.*only at its start"):
+        project.run(refresh=("silver", "resized"))
 
 
 def test_strings_that_spark_casts_to_numbers_are_detected(spark: Any) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -30,8 +30,10 @@ from penstock._analysis.table_sources import DeltaSource, SchemaSource
 from penstock._api.reading import DatasetReader, reading
 from penstock._graph.index import DeclaredDataset, DefinitionIndex
 from penstock._model.dataset import DatasetKind
+from penstock._model.exception_text import first_line
 from penstock._model.flow import Flow
 from penstock._model.origin import capture_origin
+from penstock._tables.session_conf import session_conf
 from penstock.errors import DefinitionError, PenstockError
 from penstock.quality.split import filter_view
 from penstock.sources.base import NOWHERE, OpenedSource, Position, Read
@@ -87,6 +89,34 @@ class Evaluator(ExternalReads, DatasetReader):
             DefinitionError: The query is wrong, or the function returns no DataFrame.
             UserCodeError: The function raised.
         """
+        if self._stack.get():  # a view, which has the confs of the flow that reads it
+            return self._evaluate_qualified(flow, position, is_triggered)
+        with self._confs(flow):
+            return self._evaluate_qualified(flow, position, is_triggered)
+
+    @contextlib.contextmanager
+    def _confs(self, flow: Flow) -> Iterator[None]:
+        dataset = self._target(flow)
+        conf = flow.session_confs({} if dataset is None else dataset.declared.spark_conf)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(session_conf(self._spark, conf))
+            except PySparkException as error:
+                is_fixed = "CANNOT_MODIFY" in (error.getCondition() or "")
+                raise DefinitionError(
+                    "SETTING_INVALID",
+                    f"`spark_conf` of {flow.name!r} cannot be applied: {first_line(error)}",
+                    origin=flow.origin,
+                    hint="Spark reads it only at its start: set it in `configuration` of the "
+                    "pipeline"
+                    if is_fixed
+                    else None,
+                ) from error
+            yield
+
+    def _evaluate_qualified(
+        self, flow: Flow, position: Position, is_triggered: bool
+    ) -> tuple[DataFrame, Evaluation]:
         call = partial(self._call, flow, position, is_triggered)
         qualifies = flow.name in self._qualifying
         try:
@@ -194,9 +224,12 @@ class Evaluator(ExternalReads, DatasetReader):
             )
         return result, evaluation
 
+    def _target(self, flow: Flow) -> DeclaredDataset | None:
+        return self.index.datasets.get(self.index.flow_targets.get(flow.name, ""))
+
     def _rules_qualify(self, flow: Flow) -> bool:
         """Whether an expectation names a dataset before a column, such as `customers.id`."""
-        dataset = self.index.datasets.get(self.index.flow_targets.get(flow.name, ""))
+        dataset = self._target(flow)
         rules = () if dataset is None else dataset.declared.expectations
         texts = [rule.condition for rule in rules if isinstance(rule.condition, str)]
         return any(

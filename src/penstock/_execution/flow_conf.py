@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,8 +26,7 @@ class FlowConfs:
     def of(self, node: FlowNode) -> dict[str, str]:
         """The confs of a flow, without `pipelines.*`."""
         dataset = self._graph.datasets.get(node.target)
-        conf = {} if dataset is None else _spark_keys(dataset.declared.spark_conf)
-        return conf | _spark_keys(node.flow.spark_conf)
+        return node.flow.session_confs({} if dataset is None else dataset.declared.spark_conf)
 
     @contextlib.contextmanager
     def applied(self, node: FlowNode) -> Iterator[None]:
@@ -44,7 +43,3 @@ class FlowConfs:
         if not conf or df.isStreaming:
             return df
         return dataframe(own_session(self._spark, conf), df._jdf.logicalPlan())
-
-
-def _spark_keys(conf: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in conf.items() if not key.startswith("pipelines.")}

@@ -60,6 +60,11 @@ class Flow:
     depends_on: tuple[str, ...] = ()
     replace_where: "str | Column | None" = None
 
+    def session_confs(self, of_target: Mapping[str, str]) -> dict[str, str]:
+        """The confs of Spark for the query; the flow overrides the `spark_conf` of its target."""
+        conf = {**of_target, **self.spark_conf}
+        return {key: value for key, value in conf.items() if not key.startswith("pipelines.")}
+
     @property
     def sink_reset(self) -> str:
         """The command for hints instead of `--full-refresh`, which sinks do not support.
