@@ -1,8 +1,8 @@
-"""The drawing in docs/architecture.md is the import graph of the packages.
+"""The diagram in docs/architecture.md must match the import graph of the packages.
 
-A node is one package, or several that are drawn together. An arrow is drawn where a package imports
-another, unless a longer path of arrows implies it: the transitive reduction of the imports.
-import-linter checks the direction of the imports; this is about the drawing only.
+A node represents one or several packages. The arrows are the transitive reduction of the imports:
+an import that a longer path of arrows implies has no arrow. import-linter checks the direction of
+the imports; these tests compare only the diagram with the imports.
 """
 
 import re
@@ -19,7 +19,7 @@ Edges = set[tuple[str, str]]
 
 @cache
 def imports() -> grimp.ImportGraph:
-    """As import-linter has it, see pyproject.toml."""
+    """The same graph as that of import-linter, see pyproject.toml."""
     return grimp.build_graph(ROOT, exclude_type_checking_imports=True, cache_dir=None)
 
 
@@ -55,7 +55,7 @@ def edges_between(nodes: Mapping[str, str]) -> Edges:
 
 
 def reduced(edges: Edges) -> Edges:
-    """The edges that no longer path implies, of a graph without cycles."""
+    """The transitive reduction of an acyclic graph."""
     return {(start, end) for start, end in edges if end not in reach(start, edges - {(start, end)})}
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during `.ci/test` let all tests stop the servers that they started."""
+"""After Ctrl-C or SIGTERM, `.ci/test` waits until the tests have stopped their servers."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The committed pages are the ones that their sources make."""
+"""The committed pages of the dashboard must match their sources."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def _record() -> dict:
     return json.loads((BUNDLE / "bundle.json").read_text(encoding="utf-8"))
 
 
-def test_the_bundle_was_built_from_these_sources():
+def test_bundle_was_built_from_the_current_sources():
     files = sorted(
         path.relative_to(SOURCES).as_posix()
         for name in INPUTS
@@ -40,13 +40,13 @@ def test_the_bundle_was_built_from_these_sources():
     assert _record()["sources"] == digest.hexdigest(), "run `make ui` and commit what it changes"
 
 
-def test_bundle_is_unchanged_since_it_was_built():
+def test_files_of_the_bundle_match_their_recorded_hashes():
     files = {path.name for path in BUNDLE.iterdir()} - {"bundle.json"}
     hashes = {name: hashlib.sha256((BUNDLE / name).read_bytes()).hexdigest() for name in files}
     assert hashes == _record()["files"]
 
 
-def test_new_build_is_the_same(tmp_path):
+def test_new_build_has_the_same_files(tmp_path):
     npm = shutil.which("npm")
     if npm is None or not (SOURCES / "node_modules").is_dir():
         pytest.skip("needs Node and `npm ci` in ui/: the recorded hashes are compared without")

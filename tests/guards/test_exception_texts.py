@@ -1,4 +1,4 @@
-"""Exceptions of the JVM become text in one place: no message quotes Py4J's own words."""
+"""Exceptions of the JVM are converted to text in one function, so no message has Py4J's text."""
 
 import ast
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ import pytest
 from penstock._model.exception_text import first_line
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "penstock"
-# Rooms that call the JVM, and those that show what it raised.
+# Packages that call the JVM or show its exceptions.
 ROOMS = (
     *("_analysis", "_execution", "_spark", "_tables", "_repair", "_lint", "_check.py"),
     *("sources", "sinks", "parsing", "quality"),
 )
 JVM_ERRORS = {"Exception", "BaseException", "Py4JError", "Py4JJavaError", "_SPARK_ERRORS"}
-# `full_text` collects all texts of an exception to search them; `_reason` takes the line to show.
-# Exceptions of the Protobuf library are not of the JVM.
+# failures.py: `full_text` collects all texts of an exception to search them, and `_reason` returns
+# the line to show. protobuf.py: exceptions of the Protobuf library do not come from the JVM.
 SEARCHED = {"failures.py", "protobuf.py"}
 
 
 def quoted_exceptions(tree: ast.AST) -> Iterator[int]:
-    """Lines that put an exception, which may be one of Py4J, into a string of their own."""
+    """Lines that format an exception that can be one of Py4J as a string."""
     for handler in ast.walk(tree):
         if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
             continue

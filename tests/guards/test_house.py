@@ -1,4 +1,4 @@
-"""What guards the house: sizes, doors, light imports, documented errors, clean words."""
+"""Rules of the code base: module sizes, public names, light imports, documented errors."""
 
 import ast
 import importlib
@@ -53,7 +53,7 @@ def test_lines_of_java_have_at_most_100_characters():
 
 
 def test_lines_of_logs_and_checkpoints_end_at_line_feeds_only():
-    # JSON may contain characters at which `str.splitlines` also splits: see `lines_of`.
+    # `str.splitlines` also splits at characters that JSON strings may contain, see `lines_of`.
     rooms = ("_tables", "_execution", "_repair", "_observe", "parsing", "sources")
     files = [file for room in rooms for file in (ROOT / "src/penstock" / room).rglob("*.py")]
     assert [file.name for file in files if ".splitlines(" in file.read_text("utf-8")] == []
@@ -69,7 +69,7 @@ def test_no_module_has_a_catch_all_name():
     assert [path for path in SOURCES if path.stem in FORBIDDEN_MODULE_NAMES] == []
 
 
-def test_private_rooms_hold_no_code_in_their_init():
+def test_init_files_of_private_packages_have_no_code():
     guilty = []
     for path in SOURCES:
         if path.name == "__init__.py" and path.parent.name.startswith("_"):
@@ -79,7 +79,7 @@ def test_private_rooms_hold_no_code_in_their_init():
     assert guilty == []
 
 
-def test_public_names_are_those_of_all():
+def test_public_names_are_listed_in_all():
     exported = penstock.__all__
     assert len(set(exported)) == len(exported)
     visible = {
@@ -87,7 +87,7 @@ def test_public_names_are_those_of_all():
         for name in vars(penstock)
         if not name.startswith("_") and not _is_module(getattr(penstock, name))
     }
-    later = {"check", "dry_run", "open_pipeline", "run"}  # imported when they are used
+    later = {"check", "dry_run", "open_pipeline", "run"}  # imported on first use
     assert visible | later == {name for name in exported if not name.startswith("_")}
 
 
@@ -100,7 +100,7 @@ ROOMS_WITHOUT_SPARK = ("_cli", "_project", "_local", "_observe", "_runtime", "_p
 
 @pytest.fixture(scope="module")
 def heavy_imports() -> dict[str, list[str]]:
-    """What each of these rooms brings into a process that imports one after the other."""
+    """The heavy imports that each package adds when the packages are imported in order."""
     rooms = {
         room: [
             f"penstock.{room}.{module.name}"
@@ -121,7 +121,7 @@ def heavy_imports() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("room", ROOMS_WITHOUT_SPARK)
-def test_importing_a_room_without_spark_does_not_import_spark(room, heavy_imports):
+def test_package_without_spark_does_not_import_spark(room, heavy_imports):
     assert heavy_imports[room] == []
 
 
@@ -129,7 +129,7 @@ def test_importing_a_room_without_spark_does_not_import_spark(room, heavy_import
     ("modules", "unwanted"),
     [
         ("penstock", ["pyspark", "pydantic", "rich", "yaml", "typer"]),
-        # What an update needs after Java has started.
+        # These modules are imported after the start of Java.
         (
             "penstock.pipelines, penstock._update",
             ["pandas", "pyarrow", "penstock._analysis.analysis", "penstock._execution.queries"],
@@ -173,7 +173,7 @@ def test_every_error_condition_is_documented():
 
 
 def _unknown(documented: set[str]) -> set[str]:
-    """Conditions that no string of the source is, and no f-string such as `DUPLICATE_{kind}`."""
+    """Conditions that are neither a string in the source nor match an f-string in it."""
     spelled, patterns = set(), []
     for tree in _trees():
         for node in ast.walk(tree):
@@ -193,7 +193,7 @@ def _unknown(documented: set[str]) -> set[str]:
 def test_documented_conditions_are_used_in_the_source():
     text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"(?m)^### `([A-Z][A-Z0-9_]+)`", text))
-    # The second one is how this test can fail: a prefix of others is not enough.
+    # The added condition shows that the check can fail: a common prefix is not a match.
     assert _unknown({*documented, "KAFKA_NEVER_RAISED"}) == {"KAFKA_NEVER_RAISED"}
 
 
@@ -208,7 +208,7 @@ def test_no_tracked_file_names_a_machine_path_or_a_registry_host():
     )
     if listed.returncode != 0:
         pytest.skip("not a git checkout: the list of tracked files is unknown")
-    # Spelled in pieces, so that this file is not its own finding.
+    # Split, so that this file does not match.
     words = ["/work" + "/", "/root" + "/", "repo." + "maven", "repo1." + "maven", "pypi." + "org"]
     guilty = []
     for name in filter(None, listed.stdout.split("\0")):

@@ -1,4 +1,4 @@
-"""Names and sentences are those of the field: see the rules in CONTRIBUTING.md."""
+"""Names and texts follow the rules about plain English in CONTRIBUTING.md."""
 
 import ast
 import re
@@ -25,13 +25,13 @@ OTHER_TEXTS = [
     *(ROOT / "examples").rglob("*.md"),
     *(ROOT / "examples").rglob("*.yaml"),
 ]
-# These lists only get shorter.
-NAMES_TODAY = {"_observe/events.py": 1}  # a key of event logs: `told`
+# Exceptions to the rules. No entry may be added.
+NAMES_TODAY = {"_observe/events.py": 1}  # `told` is a key in event logs
 PHRASES_TODAY: dict[str, int] = {}
 
 
 def bound_names(tree: ast.AST) -> Counter[str]:
-    """How often each name is given to a variable, an argument, an attribute or a function."""
+    """The number of variables, arguments, attributes and functions per name."""
     names: Counter[str] = Counter()
     for node in ast.walk(tree):
         match node:
@@ -43,7 +43,7 @@ def bound_names(tree: ast.AST) -> Counter[str]:
 
 
 def strings(tree: ast.AST) -> list[str]:
-    """Messages, help and docstrings."""
+    """All string literals: messages, help texts and docstrings."""
     return [
         node.value
         for node in ast.walk(tree)
@@ -61,7 +61,7 @@ def test_no_variable_is_named_by_a_pronoun_or_participle(folder: Path, today: di
     assert uses == today
 
 
-def test_no_test_has_a_literary_name():
+def test_no_name_of_a_test_has_a_banned_word():
     tests = {
         name
         for file in TESTS.rglob("test_*.py")
@@ -78,7 +78,7 @@ def test_no_banned_phrase_is_in_messages_or_docs():
         if count := sum(len(PHRASES.findall(text)) for text in texts):
             uses[str(file.relative_to(SRC))] = count
     for page in [*PAGES, *OTHER_TEXTS]:
-        if page.name == "decisions.md":  # history, as it was written
+        if page.name == "decisions.md":  # a log of decisions; entries are not rewritten
             continue
         if count := len(PHRASES.findall(page.read_text(encoding="utf-8"))):
             uses[page.name] = count

@@ -1,4 +1,4 @@
-"""The page of metrics and the dashboard of Grafana show the metrics that there are."""
+"""The page about metrics and the Grafana dashboard must match the defined metrics."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_the_page_lists_each_metric_with_its_type_labels_and_meaning():
 
 
 def sample_names(metric: Metric) -> Iterator[str]:
-    """The names of the series that a query can ask for."""
+    """The names of the series that a query can select."""
     if metric.kind is Kind.HISTOGRAM:
         yield from (f"{metric.name}_{ending}" for ending in ("bucket", "count", "sum"))
     else:
@@ -61,7 +61,7 @@ def test_dashboard_queries_use_existing_metrics_and_labels():
         assert used <= labels, expression
     left = {metric.name for metric in METRICS.values()} - queried
     assert {name.removesuffix("_bucket") for name in left} <= {
-        "penstock_flow_batch_duration_seconds",  # asked for by its buckets
+        "penstock_flow_batch_duration_seconds",  # queried by its buckets
         "penstock_update_start_timestamp_seconds",
         "penstock_events_total",
         "penstock_flow_table_version",

@@ -1,4 +1,4 @@
-"""`make test ROOMS=...` lists what a change reaches."""
+"""`make test ROOMS=...` runs the tests that a change of these packages can affect."""
 
 import importlib.util
 import subprocess
@@ -21,15 +21,15 @@ def rooms():
     return module
 
 
-def test_a_room_reaches_its_own_tests_and_those_of_rooms_above_it(rooms):
+def test_package_selects_its_tests_and_those_of_importing_packages(rooms):
     tests = rooms.reached_tests(["graph"])
     assert "tests/unit/_graph/test_build.py" in tests
-    # `_plan` imports `_graph`, `_local` does not.
+    # `_plan` imports `_graph`, but `_local` does not.
     assert "tests/unit/_plan/test_planner.py" in tests
     assert [file for file in tests if "/_local/" in file] == []
 
 
-def test_the_top_room_reaches_little_and_the_bottom_one_nearly_all(rooms):
+def test_top_package_selects_few_tests_and_bottom_package_most(rooms):
     every = list(rooms.TESTS.rglob("test_*.py"))
     top, bottom = rooms.reached_tests(["cli"]), rooms.reached_tests(["errors"])
     assert "tests/e2e/test_cli.py" in top
@@ -38,26 +38,26 @@ def test_the_top_room_reaches_little_and_the_bottom_one_nearly_all(rooms):
     assert set(rooms.reached_tests(["cli", "errors"])) == {*top, *bottom}
 
 
-def test_a_word_in_names_of_modules_is_a_room(rooms):
+def test_part_of_a_module_name_selects_tests(rooms):
     tests = rooms.reached_tests(["kafka"])
     assert "tests/unit/sources/test_kafka_options.py" in tests
     assert "tests/kafka/test_kafka_sink.py" in tests
     assert "tests/jdbc/test_postgresql_sink.py" not in tests
 
 
-def test_a_pipeline_that_a_test_writes_reaches_what_it_imports(rooms):
-    # Its only import of `penstock.timing` is in the text of a pipeline.
+def test_imports_in_the_text_of_a_pipeline_are_followed(rooms):
+    # test_time_kills.py imports `penstock.timing` only in the text of a pipeline.
     assert "tests/kafka/test_time_kills.py" in rooms.reached_tests(["timing"])
 
 
-def test_all_rooms_together_reach_every_test_of_a_room(rooms):
+def test_all_packages_together_select_every_test_of_a_package(rooms):
     tests = set(rooms.reached_tests(rooms.all_rooms()))
     every = {file for file in rooms.TESTS.rglob("test_*.py") if rooms._imports(file)}
     assert {str(file.relative_to(ROOT)) for file in every} - tests == set()
     assert len(every) > 150
 
 
-def test_a_name_that_is_no_room_is_refused():
+def test_unknown_package_is_refused():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "kafak"], capture_output=True, text=True, check=False
     )
