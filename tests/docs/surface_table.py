@@ -1,6 +1,6 @@
-"""The table of functions and parameters in `docs/compatibility.md`, made from what the code does.
+"""Generate the table of functions and parameters in `docs/compatibility.md` from the code.
 
-After a change of the declarative API, write it anew:
+Run this after a change of the declarative API:
 
     python tests/docs/surface_table.py
 """
@@ -16,7 +16,7 @@ from penstock._api.registry import Registry, registration
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 BEGIN, END = "<!-- begin: surface -->\n", "<!-- end: surface -->\n"
-# Names that databases of DLT do not have.
+# Functions that DLT does not have.
 OURS = {
     *("expect_or_quarantine", "expect_all_or_quarantine", "expect_unique", "expect_row_count"),
 }
@@ -26,7 +26,7 @@ def _query() -> None: ...
 
 
 def _stand_in(parameter: inspect.Parameter) -> Any:
-    """Something that a required parameter takes."""
+    """A valid argument for a required parameter."""
     return {
         "keys": ["id"],
         "expectations": {"rule": "a > 0"},
@@ -37,7 +37,7 @@ def _stand_in(parameter: inspect.Parameter) -> Any:
 
 
 def _refused(function: Any, parameter: inspect.Parameter) -> bool:
-    """Whether the function says that it does not have this yet."""
+    """Whether the function refuses the parameter as not available."""
     arguments = {
         name: _stand_in(other)
         for name, other in inspect.signature(function).parameters.items()
@@ -62,7 +62,7 @@ def _aliases() -> dict[Any, list[str]]:
 
 
 def rows() -> Iterator[str]:
-    """Lines of the table."""
+    """The lines of the generated table."""
     yield "| Function | Parameters | Not available |"
     yield "|---|---|---|"
     for function, names in sorted(_aliases().items(), key=lambda item: item[1][0]):
@@ -86,12 +86,12 @@ def rows() -> Iterator[str]:
 
 
 def table() -> str:
-    """The whole table."""
+    """The generated table."""
     return "\n".join(rows()) + "\n"
 
 
 def written(text: str) -> str:
-    """The table that the page holds."""
+    """The table in the page."""
     match = re.search(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", text, re.DOTALL)
     assert match is not None
     return match.group(1)

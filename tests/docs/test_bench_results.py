@@ -1,4 +1,4 @@
-"""Figures of the benchmarks: how they are kept, and that the docs show them."""
+"""Results of the benchmarks: how they are stored, and that the docs show the stored results."""
 
 import importlib.util
 import sys
@@ -14,7 +14,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 def results() -> ModuleType:
     spec = importlib.util.spec_from_file_location("bench_results", BENCH / "results.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks it up
+    sys.modules[spec.name] = module  # `dataclass` looks up the module here
     spec.loader.exec_module(module)
     return module
 
@@ -50,7 +50,7 @@ def test_new_result_replaces_that_of_the_same_comparison(results, tmp_path, monk
     assert rows[2].startswith("| append | 0.25 s | other sink: 4.0 s | 0.06 (0.06 to 0.06) | 1 | ")
 
 
-def test_result_without_a_comparison_is_in_a_table_of_its_own(results, tmp_path, monkeypatch):
+def test_result_without_a_comparison_is_in_a_separate_table(results, tmp_path, monkeypatch):
     lines, kept = tmp_path / "lines.jsonl", tmp_path / "kept.json"
     kept.write_text("[]\n", encoding="utf-8")
     monkeypatch.setenv(results.VARIABLE, str(lines))

@@ -1,13 +1,13 @@
-"""Whatever the documentation shows is tried out.
+"""The code, commands, settings and links in the documentation are valid.
 
-* A ```python block that uses the API is part of its page's pipeline: together with the other ones
-  of the page it is loaded as a source of the example project, and analysed (mark `spark`). A line
-  `<!-- new pipeline -->` starts another one.
+* The ```python blocks of a page that use the API are one pipeline. They are loaded as sources of
+  the example project, and analyzed (mark `spark`). A line `<!-- new pipeline -->` starts another
+  pipeline.
 * Any other ```python block is executed in a session, in an example project that has run once.
-* In ```console blocks the lines with `$ ` are commands: those of `penstock` are parsed by the real
-  command line, those of `make` must be targets.
+* In ```console blocks, lines that begin with `$ ` are commands. Commands of `penstock` must be
+  accepted by its command line, and targets of `make` must exist.
 * ```yaml blocks are spec files, ```json blocks are JSON.
-* `<!-- not run: reason -->` on the line before a block leaves it out.
+* `<!-- not run: reason -->` on the line before a block excludes it.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ OTHER_PROGRAMS = {"cd", "git", "jq", "kill", "echo", "cat", "pip", "python", "."
 OTHER_PROGRAMS |= {"aws", "moto_server", "tee"}
 # Typer adds them to the root command.
 COMPLETION = {"--install-completion", "--show-completion"}
-# Options of other programs that the pages name.
+# Options of other programs on the pages.
 FOREIGN_OPTIONS = {"--strict", "--include", "--descriptor", "--record-seconds", *COMPLETION}
 # Of spark-submit and curl.
 FOREIGN_OPTIONS |= {"--master", "--deploy-mode", "--retry", "--retry-connrefused"}
@@ -128,14 +128,14 @@ def _project(parent: Path, blocks: list[Block]) -> Path:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipelines_in_docs_are_loaded(name, tmp_path):
-    # Not unit tests: pyspark is imported by the blocks, but no JVM is started.
+    # Not a unit test, because the blocks import pyspark; no JVM is started.
     settings = load_settings(_project(tmp_path, PIPELINES[name]), environ={})
     definition = load_definitions(settings, namespace={"spark": _SparkWithoutJvm()})
     assert definition.flows
 
 
 class _SparkWithoutJvm:
-    """At module level, source files may read settings; all else belongs into query functions."""
+    """A session that has only settings: module-level code of source files needs nothing else."""
 
     class conf:
         @staticmethod
@@ -191,7 +191,7 @@ def test_scripts_in_docs_run(block, finished_project, spark, monkeypatch, capsys
         exec(compile(block.text, str(block), "exec"), {"spark": spark})
     finally:
         files.setWorkingDirectory(before)
-    # What these blocks show are the three bad rows of the example.
+    # The blocks show the three invalid rows of the example.
     assert re.search(r"positive_amount\s*\|.*\b3\b", capsys.readouterr().out)
 
 
@@ -231,7 +231,7 @@ def test_commands_in_docs_are_parsed(place, words):
 
 
 def _parse(command: Any, name: str, arguments: list[str]) -> None:
-    """Parse as the command line does, but run nothing. Raises what the user would see."""
+    """Parse a command like the command line, but do not run it. Raises the error that users see."""
     try:
         context = command.make_context(name, list(arguments))
     except typer.Exit:
@@ -305,7 +305,7 @@ def test_every_session_default_is_on_the_page_of_settings():
             missing.append(key)
     assert set(missing) <= {
         "spark.master",
-        "spark.sql.redaction.options.regex",  # the same words as spark.redaction.regex
+        "spark.sql.redaction.options.regex",  # spark.redaction.regex and `url`
         "spark.ui.showConsoleProgress",
     }
 
