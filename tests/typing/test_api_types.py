@@ -91,7 +91,7 @@ def test_functions_return_nothing_when_they_only_declare(registry: Registry) -> 
 
 
 def test_mypy_refuses_a_call_when_it_is_wrong(registry: Registry) -> None:
-    """Each line below is an error to mypy, or else its ignore is reported as unused."""
+    """mypy must report an error in each line, otherwise it reports the comment as unused."""
     dp.table(nmae="t")  # type: ignore[call-overload]
     dp.table("t")  # type: ignore[call-overload]
     dp.table(partition_cols="day")  # type: ignore[call-overload]
