@@ -1,4 +1,4 @@
-"""A pipeline on paper: declarations and analyses without Spark."""
+"""Drafts of pipelines: declarations and analyses without Spark."""
 
 import json
 from collections.abc import Callable, Collection
@@ -23,7 +23,7 @@ from penstock.sinks.registry import sink_of
 
 @dataclass
 class Draft:
-    """Declarations in order, each on a line of its own, and what analysis found of them."""
+    """Declarations, each on a new line, and the results of their analysis."""
 
     datasets: list[Dataset] = field(default_factory=list)
     sinks: list[Sink] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Draft:
         analysed: bool = True,
         **properties: Any,
     ) -> Dataset:
-        """As a dataset decorator declares it: with a query of its own."""
+        """Add a dataset with a query, like a dataset decorator."""
         origin = origin or self.here()
         dataset = Dataset(
             name=name,
@@ -95,7 +95,7 @@ class Draft:
         )
 
     def empty_table(self, name: str, **properties: Any) -> Dataset:
-        """As `create_streaming_table` declares it: flows feed it."""
+        """Add a streaming table without a query, like `create_streaming_table`."""
         dataset = Dataset(
             name=name, kind=DatasetKind.STREAMING_TABLE, origin=self.here(), **properties
         )
@@ -145,7 +145,7 @@ class Draft:
         sequence_type: str = "bigint",
         **spec: Any,
     ) -> Flow:
-        """As `create_auto_cdc_flow` declares it."""
+        """Add a flow like `create_auto_cdc_flow`."""
         spec = {"source": "s", "keys": ("id",), "sequence_by": "seq", **spec}
         flow = Flow(
             name=name,
@@ -161,7 +161,7 @@ class Draft:
         return flow
 
     def snapshot_flow(self, name: str, target: str, *reads: str, **spec: Any) -> Flow:
-        """As `create_auto_cdc_from_snapshot_flow` declares it."""
+        """Add a flow like `create_auto_cdc_from_snapshot_flow`."""
         spec = {"source": "s", "keys": ("id",), **spec}
         flow = Flow(
             name=name,
@@ -202,7 +202,7 @@ class Draft:
         )
 
     def fails(self, flow: str, error: PenstockError) -> None:
-        """Analysis could not make sense of a flow."""
+        """Let the analysis of a flow fail with this error."""
         self.analyses.pop(flow, None)
         self.errors[flow] = error
 
@@ -246,5 +246,5 @@ def draft() -> Draft:
 
 @pytest.fixture
 def another_draft() -> Callable[..., Draft]:
-    """For tests that need several pipelines."""
+    """A factory of drafts, for tests with several pipelines."""
     return Draft

@@ -1,4 +1,4 @@
-"""The pipeline that `adopt` proposes for a job, and queries that it does not recognise."""
+"""The pipeline that `adopt` proposes for a job, and queries that it does not recognize."""
 
 import ast
 import json
@@ -25,7 +25,7 @@ def adopted(job: str) -> Proposal:
 
 
 def check(job: str, expected: str, *notes: str) -> Proposal:
-    """The proposal is the expected one, with these notes."""
+    """Assert that the proposal for a job has the expected text and notes."""
     proposal = adopted(job)
     assert proposal.text.removeprefix(HEAD).strip() == textwrap.dedent(expected).strip()
     assert not [problem for problem in proposal.not_recognized if problem.is_query]
@@ -34,7 +34,7 @@ def check(job: str, expected: str, *notes: str) -> Proposal:
 
 
 def refused(job: str) -> str:
-    """Why the only query of a job is not recognised."""
+    """The reason why the only query of a job is not recognized."""
     proposal = adopted(job)
     assert proposal.queries == []
     (problem,) = (problem for problem in proposal.not_recognized if problem.is_query)
@@ -311,9 +311,9 @@ def good():
 @pytest.mark.parametrize(
     ("condition", "others"),
     [
-        ("df.id > 0", "df.filter(~(df.id > 0))"),  # not known without the batch
-        ('"id > 0"', 'df.where("id < 0")'),  # not the opposite
-        ('"id > 0"', 'df.subtract(good)\n    df.write.jdbc("url", "t")'),  # something else
+        ("df.id > 0", "df.filter(~(df.id > 0))"),  # `df` exists only in the batch function
+        ('"id > 0"', 'df.where("id < 0")'),  # not the negated condition
+        ('"id > 0"', 'df.subtract(good)\n    df.write.jdbc("url", "t")'),  # another method
     ],
 )
 def test_any_other_foreach_batch_function_is_kept(condition: str, others: str):
@@ -462,7 +462,7 @@ def test_adopt_reports_commands_and_does_not_overwrite_a_file(
     monkeypatch.chdir(tmp_path)
     write = 'orders.writeStream.format("delta").option("checkpointLocation", "c").start("d")'
     job = f"{READ}\n{write}\nspark.streams.awaitAnyTermination()\n"
-    Path("job.py").write_text(job, encoding="utf-8-sig")  # as some editors on Windows
+    Path("job.py").write_text(job, encoding="utf-8-sig")  # with a byte order mark
     assert main(["adopt", "job.py", "--output", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["commands"] == [

@@ -1,4 +1,4 @@
-"""Rows in user code, as Spark Connect takes them."""
+"""Rows that user code creates are converted as in Spark Connect."""
 
 import pytest
 from pyspark.sql import Row
@@ -17,7 +17,7 @@ SCHEMA = StructType([StructField("rate", DoubleType()), StructField("name", Stri
         (Row(rate=1, name="a"), (1.0, "a")),
         ({"rate": 1, "name": "a"}, {"rate": 1.0, "name": "a"}),
         ((None, "a"), (None, "a")),
-        ((True, "a"), (True, "a")),  # Spark refuses it, as Spark Connect does
+        ((True, "a"), (True, "a")),  # refused by Spark and Spark Connect
         ((), ()),
         ("text", "text"),
     ],

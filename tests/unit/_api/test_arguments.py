@@ -9,7 +9,7 @@ from penstock._model.flow import OutputMode
 
 
 class Column:
-    """Has the name of Spark's class, as `datasets` looks for it."""
+    """A stand-in for Spark's class, which `datasets` recognizes by its name."""
 
     def __bool__(self):
         raise ValueError("a Column is not a boolean")

@@ -10,7 +10,7 @@ from penstock.errors import DefinitionError
 
 
 class Column:
-    """Has the name and the string form of Spark's class."""
+    """A stand-in with the name and the string form of Spark's class."""
 
     def __init__(self, text):
         self._text = text
@@ -173,7 +173,7 @@ def test_hint_names_the_nearest_parameter_when_misspelt():
 
 
 class Reader:
-    """Reads a streaming view, which cannot be read as a batch."""
+    """A reader of a streaming view, which refuses batch reads."""
 
     def __init__(self):
         self.calls = []

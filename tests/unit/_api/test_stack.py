@@ -1,4 +1,4 @@
-"""Expectations and datasets on one function, in every form of declaration."""
+"""Expectations and datasets that are declared on the same function."""
 
 from collections.abc import Callable
 
@@ -159,7 +159,7 @@ def _rule(name: str, line: int) -> Expectation:
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
 def test_no_expectation_is_lost_or_duplicated_in_any_decorator_order(is_dataset):
-    """Decorators of one stack, top to bottom; they are applied bottom-up."""
+    """`is_dataset` lists decorators from top to bottom; Python applies the lowest one first."""
     history = FunctionHistory(lambda: None)
     for line in range(len(is_dataset), 0, -1):
         if is_dataset[line - 1]:

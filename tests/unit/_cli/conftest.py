@@ -26,7 +26,7 @@ TABLES = {
 
 
 class Recorder:
-    """Makes events as an update makes them, with chosen timestamps."""
+    """Creates the events of an update with fixed timestamps."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -48,7 +48,7 @@ class Recorder:
         self.add(flow_progress(self.origin(table), status, message, **kwargs), 0.1)
 
     def batch(self, table: str, number: int, rows: int, bad: int = 0, *, took: float = 1.0) -> None:
-        """The two events of one micro-batch: the writer's and that of Spark's progress."""
+        """Add the two events of a micro-batch: the writer's commit and Spark's progress."""
         origin = self.origin(table, batch=number)
         self.add(
             flow_progress(

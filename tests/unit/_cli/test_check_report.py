@@ -1,4 +1,4 @@
-"""What `check` prints: counts that add up, each need once, certain and uncertain problems."""
+"""The report of `check`: counts, missing parts of the project, certain and uncertain problems."""
 
 from dataclasses import replace
 from pathlib import Path

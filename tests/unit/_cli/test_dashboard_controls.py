@@ -17,7 +17,7 @@ from penstock._runtime.lease_paths import pipeline_lease_path
 from penstock._runtime.leases import NOT_STOPPABLE
 from penstock.errors import SetupError
 
-# Holds the pipeline until the second request to stop, as an update does.
+# Holds the lease of the pipeline until the second request to stop.
 HOLDER = """
 import json, os, sys, threading
 from pathlib import Path
@@ -51,7 +51,7 @@ def settings(tmp_path):
 
 @pytest.fixture
 def holder(settings, request):
-    """A process that ends with the second request; its record has the parameter of the fixture."""
+    """A process that holds the lease; the parameter of the fixture is added to its record."""
     path, record = pipeline_lease_path(settings.storage), json.dumps(getattr(request, "param", {}))
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path), record], stdout=subprocess.PIPE, text=True
@@ -173,7 +173,7 @@ def test_stop_ends_the_running_update_and_waits_for_it(settings, holder, capsys)
     assert json.loads(capsys.readouterr().out) == {"was_running": False, "is_running": False}
 
 
-def test_stop_succeeds_when_the_update_ends_at_that_moment(settings, monkeypatch, capsys):
+def test_stop_succeeds_when_the_update_ends_before_the_signal(settings, monkeypatch, capsys):
     holders = iter([{"pid": 1, "host": "here"}, None, None, None])
     monkeypatch.setattr(ProcessControl, "_holder", lambda _: next(holders))
     assert main(["stop", str(settings.root), "--storage", settings.storage]) == 0

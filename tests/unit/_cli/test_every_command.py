@@ -54,7 +54,7 @@ def test_help_has_examples_that_parse(name):
     for example in re.split(r" \| (?=penstock |jq |\.\.\. )", examples):
         words = shlex.split(example.partition(">")[0])
         assert words
-        if words[0] != "penstock":  # a program behind a pipe, or a short form
+        if words[0] != "penstock":  # another program of a pipe, or an abbreviated command
             assert words[0] in ("jq", "..."), example
             continue
         command: Any = ROOT

@@ -129,7 +129,7 @@ def test_error_has_its_exit_code_and_message(
     assert capfd.readouterr().err == text
 
 
-def test_interrupted_command_says_so(
+def test_message_and_exit_code_of_an_interrupted_command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -278,7 +278,7 @@ def test_list_options_are_split_at_commas() -> None:
 
 
 class Stoppable:
-    """Counts the requests to stop."""
+    """An update that counts the requests to stop."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -300,7 +300,7 @@ def test_signals_request_a_stop_of_the_running_update(number: signal.Signals) ->
         now[0] += 0.2
         signal.raise_signal(number)
         assert (signals.received, update.requests) == (2, 2)
-        signals.bind(None)  # its JVM died, and the next update has not begun
+        signals.bind(None)  # the JVM ended, and the next update has not started
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
         assert update.requests == 2

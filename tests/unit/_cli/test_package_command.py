@@ -1,4 +1,4 @@
-"""`penstock package` without pex: what is packed, and how the packed file takes its arguments."""
+"""`penstock package` without pex: the packed files, and the arguments of the packed file."""
 
 import os
 import socket

@@ -26,7 +26,7 @@ from penstock._observe.state import ObservedUpdate
 
 
 class Screen(io.StringIO):
-    """Records what is written; optionally a terminal."""
+    """An output that records what is written; a terminal if `is_tty` is set."""
 
     def __init__(self, *, is_tty: bool = False) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_live_view_shows_all_values_at_any_width(recording: list[Event], width: 
     assert silver.split()[:7] == ["silver", "COMPLETED", "1,234", "389", "3.2s", "12", "2,000"]
     assert any("EXPECTATION_FAILED" in line for line in lines)
     assert not any("raw_view" in line for line in lines)
-    assert lines[-1].strip() == ""  # the echo of ^C must not wrap
+    assert lines[-1].strip() == ""  # space for the `^C` that a terminal prints
 
 
 def test_failed_and_running_flows_are_shown_when_not_all_fit(recorder) -> None:

@@ -1,4 +1,4 @@
-"""Output of a quarantine replay, and options that are refused before the start."""
+"""Output of a quarantine replay, and invalid options."""
 
 from dataclasses import replace
 
@@ -79,10 +79,10 @@ def test_dry_run_output_describes_the_result_of_the_replay():
         (["--where", " "], "is empty"),
     ],
 )
-def test_replay_is_refused_when_an_option_is_empty_or_no_row_id(
+def test_replay_is_refused_when_an_option_is_empty_or_an_invalid_row_id(
     arguments, message, tmp_path, capsys
 ):
-    # An empty variable of a script must not mean all rows.
+    # A script may pass an empty variable, which must not select all rows.
     command = ["quarantine", "replay", "silver", "--project", str(tmp_path / "nowhere"), *arguments]
     assert main(command) == exit_codes.USAGE
     assert message in capsys.readouterr().err

@@ -35,7 +35,7 @@ def test_new_project_has_its_files_and_data(tmp_path: Path) -> None:
         for line in file.read_text().splitlines()
     ]
     assert len({row["order_id"] for row in rows}) == 30
-    assert sum(row["amount"] <= 0 for row in rows) == 3  # as the README says
+    assert sum(row["amount"] <= 0 for row in rows) == 3  # the number in the README
 
 
 def test_settings_of_a_new_project_load(tmp_path: Path) -> None:

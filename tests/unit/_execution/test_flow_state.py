@@ -22,7 +22,7 @@ def test_flow_keeps_the_pipeline_name_of_its_first_start(tmp_path: Path):
     renamed = _store(tmp_path, "store")
     assert renamed.pipeline_of("silver") == "shop"
     assert renamed.pipeline_of("new") == "store"
-    renamed.new_flow("silver")  # as of a full refresh
+    renamed.new_flow("silver")  # as a full refresh does
     renamed.save_flow("silver", FlowState(epoch="e", pipeline=""))
     again = _store(tmp_path, "other")
     state = again.flow("silver")
@@ -93,7 +93,7 @@ def test_error_distinguishes_a_changed_target_from_a_dropped_table(
     assert hint in str(raised.value.hint)
 
 
-def test_checkpoint_is_not_continued_with_its_sources_in_another_order():
+def test_checkpoint_is_refused_when_its_sources_are_in_another_order():
     def check(*order: str) -> None:
         operators = ("source StreamingRelationV2",) * 2
         state = FlowState(epoch="e", stateful_operators=operators, deployed={"order": ["a", "b"]})

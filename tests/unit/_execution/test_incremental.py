@@ -67,7 +67,7 @@ def test_pipeline_error_rule_or_stop_does_not_cause_a_complete_refresh(error):
     assert raised.value is error
 
 
-def test_strict_incremental_view_fails_with_the_value_that_a_complete_refresh_refuses_too():
+def test_strict_incremental_view_fails_with_the_error_of_an_invalid_value():
     with pytest.raises(RuntimeError, match="DIVIDE_BY_ZERO"), reasons(STRICT):
         raise RuntimeError(WRITTEN)
 
@@ -113,7 +113,7 @@ def test_slow_refresh_of_many_changes_does_not_prevent_a_refresh_of_few():
 @pytest.mark.parametrize(
     ("technique", "rows", "share", "linear", "reason"),
     [
-        # The view has 1,000,000 rows; the table of the first case five for each of them.
+        # The view has 1,000,000 rows, and the table of the first case has five times as many.
         ("GROUP_AGGREGATE", 500_000, 0.1, False, "about 409510 of 1000000 groups changed"),
         ("GROUP_AGGREGATE", 100_000, 0.02, False, None),
         ("GROUP_AGGREGATE", 100_000_000, 1.0, False, "about 1000000 of 1000000 groups changed"),

@@ -1,4 +1,4 @@
-"""A query whose success cannot be recorded, whose sink cannot be closed, or that has ended."""
+"""The end of a query, and the lag of its sources."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ BATCH = {"batchId": 0, "numInputRows": 1, "durationMs": {"addBatch": 1}}
 
 
 def query_with(failures):
-    """A query that records its success with the given outcomes, and its events and ends."""
+    """A query whose attempts to record its success have these results; its events and ends."""
     events, ends = [], []
 
     def record():
@@ -85,7 +85,7 @@ def test_the_flow_fails_when_only_closing_its_sink_fails():
     assert "mail server is away" in end_of(query, ends, None)
 
 
-def test_a_stop_cancels_what_runs_beside_the_batches_first():
+def test_stop_request_cancels_before_it_waits_for_the_batch():
     query, _, _ = query_with([None])
     cancelled = threading.Event()
     query.writes_batches(lambda df, batch_id: None, cancel=cancelled.set)
@@ -99,7 +99,7 @@ def test_listener_releases_a_query_that_has_ended():
     for run, ends_early in enumerate([False, True]):
         query, _, ends = query_with([None])
         end = SimpleNamespace(runId=run, id="q", exception=None)
-        if ends_early:  # before its start has returned
+        if ends_early:  # before `start` has returned
             listener.onQueryTerminated(end)
         listener.watch(str(run), query)
         if not ends_early:
@@ -115,7 +115,7 @@ def refused(*_):
 
 def test_a_failure_is_reported_when_the_jvm_ends_soon_after_it():
     query, _, ends = query_with([])
-    query.attach(SimpleNamespace())  # does not respond
+    query.attach(SimpleNamespace())  # a query of a JVM that does not respond
     query.terminated("java.lang.OutOfMemoryError: Java heap space", "q")
     assert "Java heap space" in str(ends[0])
     assert ends[0].query_id == "q"
@@ -126,7 +126,7 @@ def test_a_failure_is_reported_when_the_jvm_ends_soon_after_it():
 
 
 class SparkQuery:
-    """A query, or a batch, of Spark."""
+    """A stand-in for a query or a batch of Spark."""
 
 
 def failing_write(df, batch_id):
@@ -144,7 +144,7 @@ def test_terminated_query_is_freed_while_its_error_is_referenced():
     query.writes_batches(failing_write)
     query.attach(spark_query)
     query.measures_lag(lag)
-    with pytest.raises(FlowError) as raised:  # PySpark keeps it
+    with pytest.raises(FlowError) as raised:  # PySpark keeps a reference to the error
         query.on_batch(batch, 0)
     del spark_query, batch
     query.terminated("java.lang.IllegalStateException: x")
@@ -167,7 +167,7 @@ class Source:
         return text
 
 
-def test_a_slow_measurement_does_not_put_off_the_next_one_for_minutes(monkeypatch):
+def test_next_measurement_is_due_soon_after_a_slow_one(monkeypatch):
     clock = [1000.0]
 
     class SlowSource(Source):
@@ -186,8 +186,8 @@ def test_a_slow_measurement_does_not_put_off_the_next_one_for_minutes(monkeypatc
     ("end", "states"),
     [
         ("org.apache.kafka.common.errors.TimeoutException: x", ["NO_ANSWER", "ANSWERS"]),
-        (None, []),  # no flow waits after a stop
-        ("org.apache.spark.SparkArithmeticException: x", []),  # nor after a failure for good
+        (None, []),  # the flow ended without an error
+        ("org.apache.spark.SparkArithmeticException: x", []),  # not an error of the broker
     ],
 )
 def test_a_silent_source_is_reported_when_its_flow_fails_before_it_is_measured(end, states):

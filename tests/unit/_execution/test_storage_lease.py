@@ -1,4 +1,4 @@
-"""The lease of a storage on another machine."""
+"""The lease of a remote storage."""
 
 import errno
 from unittest.mock import MagicMock
@@ -18,7 +18,7 @@ def test_lease_is_not_lost_when_the_jvm_ends(error):
     spark = MagicMock()
     lease = StorageLease(spark, "s3a://bucket/shop", {}, 30.0, is_borrowed=False)
     lease._jvm = spark.of_java
-    # Py4J raises it on a thread that made no call before, such as the one that watches the JVM.
+    # Py4J raises the error on the first call of a thread, such as the thread that watches the JVM.
     spark.of_java.renew.side_effect = error
     assert lease.failure() is None
 
@@ -34,7 +34,7 @@ def test_lease_is_not_lost_when_the_jvm_ends(error):
         ),
     ],
 )
-def test_storage_whose_address_is_refused_has_a_hint_at_the_reason(storage, error, hint):
+def test_hint_explains_why_a_storage_address_is_refused(storage, error, hint):
     spark = MagicMock()
     spark._jvm.org.apache.hadoop.fs.Path.side_effect = error
     with pytest.raises(SetupError) as refused:
@@ -43,7 +43,7 @@ def test_storage_whose_address_is_refused_has_a_hint_at_the_reason(storage, erro
     assert hint in (refused.value.hint or "")
 
 
-def test_lease_that_cannot_be_written_before_the_tables_is_an_error_of_the_storage():
+def test_lease_is_unavailable_when_its_record_cannot_be_written():
     spark = MagicMock()
     lease = StorageLease(spark, "s3a://bucket/shop", {}, 30.0, is_borrowed=False)
     lease._jvm = spark.of_java

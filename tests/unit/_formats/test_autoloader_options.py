@@ -116,7 +116,7 @@ def test_add_new_columns_mode_is_refused_when_the_schema_is_fixed():
     assert "schemaHints" in (error.hint or "")
 
 
-def test_misspelled_evolution_mode_has_the_nearest_one_as_hint():
+def test_hint_for_a_misspelled_evolution_mode_is_the_nearest_mode():
     error = refused({"format": "json", "schemaEvolutionMode": "addColumns"})
     assert error.hint == "did you mean `addNewColumns`?"
 

@@ -1,4 +1,4 @@
-"""Widened schemas of files; their use in SQL is tested with Spark."""
+"""Widened schemas of files. Queries with these schemas are tested in tests/spark."""
 
 import pytest
 from pyspark.sql.types import (

@@ -153,7 +153,7 @@ def test_cycle_is_refused_with_its_path(draft):
     (error,) = errors_of(draft)
     assert error.condition == "CYCLIC_PIPELINE"
     path = error.message.rsplit(": ", 1)[1].split(" -> ")
-    # Each reads the next one.
+    # Each dataset in the path reads the next one.
     reads = {"a": "c", "b": "a", "c": "b"}
     assert path[0] == path[-1]
     assert [reads[name] for name in path[:-1]] == path[1:]
@@ -190,7 +190,7 @@ def test_declaration_order_is_kept_among_independent_datasets(draft):
 
 
 def test_order_is_the_same_in_every_process():
-    # Sets of strings are iterated in another order by every process.
+    # The iteration order of sets of strings differs between processes.
     code = (
         "import importlib.util as u, sys\n"
         "spec = u.spec_from_file_location('drafts', sys.argv[1])\n"

@@ -163,7 +163,7 @@ def test_a_flow_is_a_duplicate_when_its_name_is_taken(draft):
     draft.empty_table("b")
     draft.append_flow("load", "a")
     draft.append_flow("Load", "b")
-    # `b` without a flow is a consequence, not a second error.
+    # That `b` has no flow is not reported, because it follows from the duplicate.
     assert conditions(draft.index()) == ["DUPLICATE_FLOW"]
 
 
@@ -276,7 +276,7 @@ def test_short_target_name_is_resolved_when_it_is_unambiguous(draft):
         ("gold.days", "main.silver.days", False),
         ("days", "samples.gold.days", False),
         ("days", "nights", False),
-        ("days", "days", False),  # `find` knows it
+        ("days", "days", False),  # a complete name: `find` returns it
         ("days", "not a name", False),
     ],
 )
@@ -285,7 +285,7 @@ def test_dataset_is_found_by_the_last_parts_of_its_name(draft, declared, name, i
     assert (draft.index().find_by_end(name) is not None) is is_found
 
 
-def test_name_in_another_schema_or_an_ambiguous_name_is_not_found_by_its_end(draft):
+def test_names_of_other_schemas_and_ambiguous_names_are_not_found_by_their_end(draft):
     draft.schema = "gold"
     draft.table("days")
     draft.table("main.silver.nights")

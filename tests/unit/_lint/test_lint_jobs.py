@@ -16,7 +16,7 @@ from penstock._project.spec import load_settings
 Lint = Callable[..., LintReport]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "lint.md"
 EXAMPLE = re.compile(r"(?ms)^<!-- not run: (PSL7\d+) finds (it|nothing) -->\n```python\n(.*?)^```$")
-# A job without findings; tests replace or add parts.
+# The parts of a job without findings; tests replace parts or add statements.
 READ = """\
 orders = (
     spark.readStream.format("kafka")

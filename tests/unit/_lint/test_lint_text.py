@@ -318,7 +318,7 @@ def test_ignore_comment_covers_a_sql_statement_with_a_semicolon_in_a_string(lint
         ),
         ("df.trigger(once=True)  # penstock: ignore[PSL999]", [("PSL303", 2), ("PSL901", 2)]),
         ('x = "# penstock: ignore[PSL303]"; df.trigger(once=True)', [("PSL303", 2)]),
-        # Rules that were not run might have a finding on this line.
+        # These rules do not run here, so it is unknown whether the comments are unused.
         ("x = 1  # penstock: ignore[PSL101]", []),
         ("x = 1  # penstock: ignore[PSL203, PSL310]", []),
     ],

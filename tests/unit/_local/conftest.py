@@ -15,7 +15,7 @@ from penstock._local.lock import Jar, JarLock, JarSet
 
 @dataclass
 class FakeRepository:
-    """A real HTTP server on loopback with the layout of a Maven repository, and its faults."""
+    """An HTTP server on loopback with the layout of a Maven repository, and simulated faults."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, str | None]] = field(default_factory=list)
@@ -114,7 +114,7 @@ def make_jar(name: str, size: int, folder: str = "jars") -> tuple[Jar, bytes]:
 
 @pytest.fixture
 def lock(repository: FakeRepository, monkeypatch: pytest.MonkeyPatch) -> JarLock:
-    """Two sets, `first` (three jars, one of them large) and `broker` (one), all of them served."""
+    """Two sets in the repository: `first` with three jars, one of them large, `broker` with one."""
     sets = {}
     for name, folder, sizes in (
         ("first", "jars", {"a": 700_000, "b": 1000, "c": 2000}),
@@ -134,7 +134,7 @@ def lock(repository: FakeRepository, monkeypatch: pytest.MonkeyPatch) -> JarLock
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of this test, which has no repository of Maven."""
+    """An empty cache, and a home folder without a local Maven repository."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

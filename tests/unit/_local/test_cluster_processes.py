@@ -1,4 +1,4 @@
-"""Starting a cluster, with programs of Python instead of Spark's master and workers."""
+"""Start of a cluster, with Python programs instead of Spark's master and workers."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import pytest
 from penstock._local import cluster, process
 from penstock._local.cluster import start_cluster, stop_cluster
 
-# Slow enough for a second caller to arrive before the first one has a master.
+# The pause lets a second caller start before the master of the first one runs.
 PROGRAM = """
 import sys, threading
 pause = threading.Event()
@@ -25,7 +25,7 @@ pause.wait(60)
 
 @pytest.fixture
 def spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Classes that were started."""
+    """The names of the Spark classes that were started."""
     classes: list[str] = []
     children = []
 

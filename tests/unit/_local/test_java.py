@@ -8,7 +8,7 @@ from penstock.errors import SetupError
 
 
 def _fake_java(home: Path, *, release: str | None = None, prints: str | None = None) -> Path:
-    """A Java home whose `java` is a script that prints what a real one would."""
+    """A Java home whose `java` is a script that prints `prints`, or fails without it."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
     body = "exit 1" if prints is None else f"cat >&2 <<'END'\n{prints}\nEND"
@@ -21,7 +21,7 @@ def _fake_java(home: Path, *, release: str | None = None, prints: str | None = N
 
 @pytest.fixture
 def set_java(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets `JAVA_HOME` and PATH."""
+    """A function that sets `JAVA_HOME` and `PATH`."""
 
     def set_both(home: Path | None, path: str = "/usr/bin:/bin") -> None:
         monkeypatch.delenv("JAVA_HOME", raising=False)

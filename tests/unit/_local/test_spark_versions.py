@@ -33,7 +33,7 @@ def test_installed_versions_are_supported() -> None:
 def test_the_version_of_pyspark_is_known_without_its_metadata(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`spark-submit` puts the PySpark of `SPARK_HOME` on the path, and nothing is installed."""
+    """With `spark-submit`, PySpark is imported from `SPARK_HOME` and is not installed."""
     installed = installed_version("pyspark")
 
     def missing(package: str) -> str:

@@ -1,4 +1,4 @@
-"""An update with many micro-batches, and the results of all readers of its log."""
+"""Events of an update with many micro-batches, and the results of the readers of its log."""
 
 import functools
 import threading
@@ -50,7 +50,7 @@ FLOWS = (SILVER, GOLD, OUT)
 
 
 class _Never(threading.Event):
-    """Is never set and does not wait, so that work is done without pauses."""
+    """An event that is never set and does not wait, so background work does not pause."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return False
@@ -87,7 +87,7 @@ def committed(flow: EventOrigin, batch: int, message: str = "") -> Event:
 
 
 def measured(flow: EventOrigin, batch: int) -> list[Event]:
-    """The events of a batch by Spark and by the lag measurement."""
+    """The events of Spark's progress and of the lag measurement for a batch."""
     origin = replace(flow, batch_id=batch)
     operators = [{"operatorName": "dedupe", "numRowsDroppedByWatermark": batch % 3}]
     progress = {
@@ -109,7 +109,7 @@ def measured(flow: EventOrigin, batch: int) -> list[Event]:
 
 @functools.cache
 def events(batches: int) -> tuple[Event, ...]:
-    """All kinds of events of a long update that has not ended, a batch a minute."""
+    """All kinds of events of a long update that has not ended, with a batch per minute."""
     return tuple(
         replace(event, timestamp=START + timedelta(minutes=minute))
         for minute, event in _events(batches)
@@ -126,7 +126,7 @@ def _events(batches: int) -> Iterator[tuple[int, Event]]:
     yield 0, definition("sink_definition", replace(UPDATE, sink_name="out"), "", {"format": "x"})
     for flow in FLOWS:
         yield 0, flow_progress(flow, FlowStatus.QUEUED, "waits")
-    # A batch of the previous update, reported late: the flow has not started here.
+    # A batch of the previous update, which is reported before the flow starts in this update.
     yield 1, committed(SILVER, 0, "recorded by the table, reported after a restart")
     for flow in FLOWS:
         yield 1, flow_progress(flow, FlowStatus.RUNNING, "runs")
@@ -176,7 +176,7 @@ def filled(folder: Path, batches: int = 150, keep: EventLogSettings = SMALL) -> 
 def rolled_up(
     log: EventLog, settings: EventLogSettings = ALL, *, stop: threading.Event = NEVER
 ) -> bool:
-    """Roll up the finished segments, and return whether that was due."""
+    """Roll up the finished segments. Returns whether a roll-up was due."""
     if log.update is None:
         return False
     update, now = log.update.listed(), time.time() + 60
@@ -235,7 +235,7 @@ def rounded(metrics: list[Series]) -> dict[Any, Any]:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """The results of metrics, status, dashboard and the start of the next update for a log."""
+    """The values that metrics, status, dashboard and the next update read from a log."""
     state, model = ObservedUpdate(), UpdateModel()
     now = START + timedelta(days=1)
     for body in lines_of(folder):

@@ -218,7 +218,7 @@ def test_alerts_do_not_wait_for_a_clock_that_was_set_back():
 
 def test_failure_rate_is_computed_over_the_last_batches():
     alert_book = book(AlertKind.FAILURE_RATE, 0.1, dataset="silver", batches=2, min_rows=50)
-    assert notices_of(alert_book, counts(0, 0, 10)) == []  # too few rows
+    assert notices_of(alert_book, counts(0, 0, 10)) == []  # fewer rows than `min_rows`
     assert notices_of(alert_book, counts(1, 90, 0), counts(2, 80, 20)) == [
         ("c.s.silver: positive", "firing", pytest.approx(20 / 190), 0)
     ]
@@ -282,7 +282,7 @@ def test_watermark_alert_fires_when_it_does_not_advance_and_is_resolved():
     ten, eleven = "2026-03-04T10:00:00.000Z", "2026-03-04T11:00:00.000Z"
     stuck = [stream(second, ten, 5) for second in range(0, 100, 10)]
     assert states(*stuck, stream(100, eleven, 5)) == [("firing", 70.0), ("resolved", None)]
-    # No rows for an hour; then the watermark advances one batch after the rows, as in Spark.
+    # After an hour without rows. Spark advances the watermark in the batch after the new rows.
     assert states(stream(0, ten, 5), stream(3600, ten, 5), stream(3601, eleven, 0)) == []
     assert (
         states(stream(0, ten, 5), *(stream(second, ten, 0) for second in range(10, 900, 10))) == []
@@ -369,9 +369,9 @@ def receiver() -> Iterator[Receiver]:
 def deliver(
     targets: list[AlertTarget], *, until: threading.Event | None = None, **more: Any
 ) -> list[Event]:
-    """Let a backlog alert fire, and return its events.
+    """Let a backlog alert fire, and return the events about its delivery.
 
-    The end of the delivery, which allows one more attempt only, waits for `until`.
+    `close` allows only one more attempt, so it is called after `until` is set.
     """
     bus = EventBus()
     emitted: list[Event] = []
@@ -382,7 +382,7 @@ def deliver(
     bus.subscribe(alerts)
     bus.emit(backlog(0, 500))
     assert until is None or until.wait(30)
-    # Notifications are delivered in order: `close` waits for all of them.
+    # `close` waits until all notifications are delivered.
     alerts.close(timeout_seconds=30)
     return [event for event in emitted if event.event_type == "alert_progress"]
 
@@ -460,7 +460,7 @@ def test_failed_delivery_is_reported_without_secrets(receiver: Receiver):
 
 
 def test_undelivered_alerts_are_reported_when_a_receiver_hangs_at_the_end():
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes a request, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts a request and never responds
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         bus, emitted = EventBus(), list[Event]()
         bus.subscribe(emitted.append)
@@ -490,7 +490,7 @@ def test_undelivered_alerts_are_reported_when_a_receiver_hangs_at_the_end():
     assert [len(entry["not_told"]) for entry in (first, second)] == [2, 3]
     assert "not notified before the update ended" in first["not_told"][0]
     assert {event.error.condition for event in progress if event.error} == {"ALERT_NOT_DELIVERED"}
-    # The blocked thread reports nothing more, and neither does a second close.
+    # Neither the blocked thread nor a second `close` reports more events.
     alerts.close()
     assert [event for event in emitted if event.event_type == "alert_progress"] == progress
 

@@ -26,7 +26,7 @@ LINES = RECORDED.read_bytes().splitlines()
 
 
 def written(event: Event, line: bytes) -> bytes:
-    """The line of an event with the position of a recorded line."""
+    """Encode an event with the sequence number of a recorded line."""
     return encode(event_json(event, **json.loads(line)["sequence"]["data_plane_id"]))
 
 
@@ -34,7 +34,7 @@ def test_recorded_lines_are_the_same_bytes_when_written_again():
     events = [event_of_line(line) for line in LINES]
     known = [event for event in events if event is not None]
     assert [written(event, line) for event, line in zip(known, LINES, strict=True)] == LINES
-    # All types are recorded, including events of many micro-batches, and all are decoded.
+    # The recorded lines have events of all types, including roll-ups of many micro-batches.
     assert {type(event.body) for event in known} == set(_BODIES.values())
     rolled = [event.body for event in known if getattr(event.body, "rolled_up", None) is not None]
     assert {type(body) for body in rolled} == {FlowProgress, StreamProgress}
@@ -83,7 +83,7 @@ def test_invalid_and_unknown_bodies_are_unchanged(event_type, body):
     assert isinstance(event.body, UnknownBody)
     assert (event.event_type, event.level) == (event_type, Level.WARN)
     assert written(event, recorded) == recorded
-    # Readers ignore it.
+    # Readers only count the event.
     update = ObservedUpdate()
     update(event)
     assert update.events == {"WARN": 1}

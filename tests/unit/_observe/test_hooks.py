@@ -23,7 +23,7 @@ def hook(function: Any, limit: int | None = None) -> EventHook:
 
 
 def delivered(*hooks: EventHook, timeout: float = 30) -> list[Event]:
-    """Run an update of three events, one of them before the hooks are known."""
+    """Emit three events, the first of them before the hooks are added."""
     bus = EventBus()
     reported: list[Event] = []
     events = EventHooks(bus, ORIGIN)

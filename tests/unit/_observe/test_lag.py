@@ -1,4 +1,4 @@
-"""Lag measured outside of Spark's progress, shown as long as it is current."""
+"""Lag that is measured independently of Spark's progress, and for how long it is shown."""
 
 from typing import Any
 
@@ -94,7 +94,7 @@ def test_lag_is_unknown_after_progress_until_it_is_measured_again():
     )
     assert partition["seconds_to_loss"] is None
     assert lag_summary(sources)["seconds_behind"] is None
-    # Everything is read: known without a measurement.
+    # All rows are read, so the lag is known without a measurement.
     (partition,) = lag_sources(progress({"0": 95}, {"0": 95}), None)[0]["partitions"]
     assert (partition["records"], partition["seconds_behind"], partition["loss"]) == (
         0,

@@ -1,4 +1,4 @@
-"""Credentials are masked in lines of JSON, and nothing else is."""
+"""Masking of credentials in lines of JSON, without changes to other values."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from planted_secrets import PLANTED
 from penstock._observe.events import EventOrigin
 from penstock._observe.masking import masked, without_secrets
 
-# Strings that begin, end or resemble a match of the patterns.
+# Strings that match a part of a pattern, or almost match it.
 _PIECES = st.sampled_from(
     [
         *("token", "password", "my.secret", "sasl.jaas.config", "signature", "_key", "count"),

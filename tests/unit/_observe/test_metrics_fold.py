@@ -236,7 +236,7 @@ def test_all_metrics_of_two_batches_are_reported():
         series for series in metric_series(fold) if series.metric.kind is Kind.HISTOGRAM
     ]
     assert histogram.values[own].total == 8.0
-    assert histogram.values[own].counts[5] == 2  # up to five seconds
+    assert histogram.values[own].counts[5] == 2  # the bucket up to five seconds
 
 
 def test_every_label_set_has_a_value_for_each_label():

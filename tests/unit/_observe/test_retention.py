@@ -1,4 +1,4 @@
-"""Retention of finished updates in the event log; `test_segments` tests a running one."""
+"""Retention of finished updates in the event log. `test_segments` tests a running update."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ def progress(flow: str, batch: int) -> list[Event]:
 
 
 def write(folder: Path, name: str, days_ago: float, *events: Event, torn: bytes = b"") -> Path:
-    """Write an update that ended that many days ago, and return its path."""
+    """Write an update that ended `days_ago`, and return the path of its log."""
     ended = NOW - timedelta(days=days_ago)
     log = EventLog(folder)
     for event in (*events, update_progress(EventOrigin(), UpdateState.COMPLETED, "")):
@@ -76,7 +76,7 @@ def test_measurements_of_old_updates_are_rolled_up_except_the_last(tmp_path: Pat
         ("stream_progress", 7),
         ("lag_progress", 7),
         ("flow_progress", 1),
-        # The sums of the removed events.
+        # Roll-ups with the sums of the removed events.
         ("stream_progress", 1),
         ("flow_progress", 2),
         ("stream_progress", 2),
@@ -163,7 +163,7 @@ def test_no_update_is_deleted_when_the_lease_is_refused(
     )
 
     def refuse(*_: object, **__: object) -> None:
-        # Long enough for a cleanup that does not wait for the lease.
+        # Wait, so that a cleanup that ignores the lease can delete the update.
         for _second in range(40):
             if not old.exists():
                 break

@@ -1,4 +1,4 @@
-"""Roll-ups of the event log: details of single batches are removed, all sums are kept."""
+"""Roll-ups of the event log remove details of single batches and keep all sums."""
 
 import io
 import json
@@ -66,7 +66,7 @@ def test_readers_have_equal_results_after_a_roll_up_of_a_running_update(tmp_path
     assert facts(tmp_path) == before
     left = lines_of(tmp_path)
     assert len(left) < len(whole) / 3
-    # Events that are not of a single batch keep their position.
+    # Events that are not about a single batch keep their position.
     known = {event["id"]: event for event in whole}
     new = {
         event["id"]
@@ -79,7 +79,7 @@ def test_readers_have_equal_results_after_a_roll_up_of_a_running_update(tmp_path
         body = event["details"].get(event["event_type"], {})
         if not {"metrics", "progress_json", "loss"} & set(body) or event["message"]:
             assert event in left
-    # One event per flow and hour, and its sums.
+    # A flow has one event per hour, with the sums of the hour.
     (first, *_) = [
         event for event in rolled_up_events(left) if event["origin"]["flow_name"] == "out"
     ]
@@ -89,7 +89,7 @@ def test_readers_have_equal_results_after_a_roll_up_of_a_running_update(tmp_path
     assert body["metrics"]["num_input_rows"] == sum(range(1, 60))
     assert more["since"] == "2026-03-01T00:01:00.000Z"
     assert sum(more["batch_durations"].values()) == 59
-    # A later roll-up: hours that were incomplete become one event as well.
+    # A later roll-up also combines the hours that were incomplete.
     for number in range(400, 550):
         for event in (committed(GOLD, number), *measured(GOLD, number)):
             log(replace(event, timestamp=START + timedelta(minutes=number)))
@@ -120,7 +120,7 @@ def test_oldest_details_are_rolled_up_above_the_size_limit(tmp_path: Path):
     assert 0.09 * 2**20 < sum(segment.path.stat().st_size for segment in others) < 0.125 * 2**20
     newest = [event for event in whole if event["event_type"] == "stream_progress"][-6:]
     assert newest == [e for e in lines_of(tmp_path) if e["event_type"] == "stream_progress"][-6:]
-    # Nothing is rolled up again, nor below the limit.
+    # No further roll-up is due.
     assert not rolled_up(log, SMALL)
     assert not rolled_up(log, EventLogSettings())
     assert not rolled_up(log, EventLogSettings(keep_progress_days=None, max_progress_mb=None))
@@ -273,7 +273,7 @@ def test_roll_up_work_stays_proportional_to_the_size_of_the_log(
             )
             segments[:count] = [SegmentSize(sums, segments[count - 1].modified, True)]
         detail_bytes = sum(segment.size for segment in segments if not segment.is_roll_up)
-        # A large roll-up is read again only for details of a quarter of its size.
+        # A large roll-up is read again only when the details have a quarter of its size.
         more = segments[0].size / 4 if segments[0].is_roll_up else 0
         assert most is None or detail_bytes - more < (most + 1) * 2**20
         assert len(segments) < 3 * SEGMENTS + more / full
@@ -314,7 +314,7 @@ def histories(draw: st.DrawFn) -> list[Event]:
 
 
 def counters(text: bytes) -> dict[Any, Any]:
-    """The values of metrics and terminal: sums, and the newest of all other values."""
+    """The values of metrics and terminal: sums of counters, otherwise the newest value."""
     update = ObservedUpdate()
     states: dict[str, Any] = {}
     for line in text.splitlines():

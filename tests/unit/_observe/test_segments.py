@@ -1,4 +1,4 @@
-"""Segments of an event log: each event is read once in any state of the files."""
+"""Segments of an event log: readers get each event once, in any state of the files."""
 
 import json
 import logging
@@ -77,7 +77,7 @@ def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
     assert count() == [101]
     log = write(EventLogSettings(keep_progress_days=None, max_progress_mb=0.01), *range(2, 8))
     assert count() == [2, 2, 2]
-    # The newest segment is continued as long as the next one cannot be created.
+    # While the next segment cannot be created, events are appended to the newest one.
     assert log.update is not None
     log.update.path(4).mkdir()
     log(event)
@@ -92,13 +92,13 @@ def test_a_segment_ends_when_it_is_large_or_old(tmp_path: Path):
     [
         (["1", "2", "3"], 0, ["1", "2", "3"]),
         (["1", "2", "3"], 2, ["3"]),
-        # Published, and killed before anything, or all, was deleted.
+        # The process was killed after it published a roll-up, before all old segments were deleted.
         (["1", "1-2", "2", "3"], 0, ["1-2", "3"]),
         (["1-2", "2", "3"], 0, ["1-2", "3"]),
         (["1", "1-1", "2"], 0, ["1-1", "2"]),
         (["1-2", "1-4", "3", "4", "5"], 0, ["1-4", "5"]),
         (["1-4", "5", "9", "10"], 0, ["1-4", "5", "9", "10"]),
-        # A reader that has read the second segment reads the next ones as long as they are there.
+        # A reader after the second segment reads the next segments while they exist.
         (["1-4", "3", "4", "5"], 2, ["3", "4", "5"]),
         (["1-4", "4", "5"], 2, ["1-4", "5"]),
         (["1-4", "5"], 4, ["5"]),
@@ -214,7 +214,7 @@ def test_dashboard_continues_at_its_position_when_segments_are_rolled_up(tmp_pat
     assert watched.refresh()
     assert (watched.model.structure, watched.model.folded) == (structure, folded + 1)
     assert not watched.refresh()
-    # A reader without recent refreshes starts again: a roll-up may include events it has read.
+    # A reader that lags behind starts again, as the roll-up may contain events that it has read.
     for number in range(1000, 1200):
         for event in (committed(GOLD, number), *measured(GOLD, number)):
             log(replace(event, timestamp=START + timedelta(minutes=number)))
@@ -226,7 +226,7 @@ def test_dashboard_continues_at_its_position_when_segments_are_rolled_up(tmp_pat
     assert idle.model.folded < folded
     for card in ("rows", "quarantined", "failed_checks", "table_version"):
         assert idle.model.cards()[0][card] == watched.model.cards()[0][card]
-    # While its segment exists, it continues in the next ones.
+    # While its segment exists, the reader continues with the next segments.
     version, behind = watched.version, watched.model.folded
     plan_query(tmp_path)
     for number in range(1200, 1500):
@@ -274,7 +274,7 @@ def test_retention_rolls_up_during_a_running_update(tmp_path: Path):
     log = filled(tmp_path)
     before = facts(tmp_path)
     retention = Retention(log, SMALL, "running", look_seconds=0.01)
-    # Segments that are not in the event tables yet are kept: all, then from the second on.
+    # Segments that are not yet in the event tables are kept: first all, then those after the first.
     retention.published = 0
     retention.start()
     threading.Event().wait(0.3)
@@ -285,7 +285,7 @@ def test_retention_rolls_up_during_a_running_update(tmp_path: Path):
     wait_for(lambda: update_of(tmp_path).segments()[0].is_roll_up)
     retention.close()
     assert facts(tmp_path) == before
-    # It stops promptly, also during a roll-up.
+    # A roll-up ends without changes when `stop` is set.
     files, stop = update_of(tmp_path).files, threading.Event()
     stop.set()
     assert not roll_up(update_of(tmp_path), ALL, now=time.time() + 60, is_over=False, stop=stop)
@@ -335,12 +335,12 @@ def test_log_is_complete_when_the_process_is_killed_at_any_step(tmp_path: Path):
         if state not in states:
             assert facts(folder) == before
         states.add(state)
-        # The next update cleans up after the kill.
+        # The next update deletes the files that the killed process left.
         clean(folder, ALL, own="next", now=time.time() + 60, stop=NEVER)
         assert update_of(folder).segments() == list(update_of(folder).files)
         assert {path.suffix for path in folder.iterdir()} == {".jsonl"}
         assert total(folder) == events
-    # Unchanged, and with the roll-up while its segments are deleted one by one.
+    # States: without the roll-up, and with it after the deletion of each segment.
     count = len(update_of(whole).files)
     assert count > 3 and len(states) == count + 1
     assert len(list(tmp_path.iterdir())) > 3 * count
@@ -359,7 +359,7 @@ def test_segments_of_a_planned_query_are_kept_for_an_hour(tmp_path: Path):
     for later, deleted in ((3000, False), (4000, True)):
         roll_up(update, SMALL, now=time.time() + later, is_over=False, stop=NEVER)
         assert all(segment.path.exists() != deleted for segment in whole[:-1])
-    # Without queries nothing is kept; queries of a read-only folder are unknown.
+    # Without queries, segments are not kept. Queries of a read-only folder cannot be recorded.
     for number in range(1000, 1300):
         log(committed(GOLD, number))
     os.utime(tmp_path / QUERIED, (1, 1))
@@ -408,7 +408,7 @@ def test_log_of_an_older_version_is_read_as_one_segment(tmp_path: Path):
     assert [next(following) for _ in killed] == events
     assert recorded.refresh()
     folded = recorded.model.folded
-    # This version appends to a new segment.
+    # The current version appends to a new segment.
     end_unfinished(tmp_path)
     assert path.read_bytes().endswith(b'{"torn')
     assert recorded.refresh() and recorded.model.folded == folded + 1

@@ -207,9 +207,9 @@ def test_status_file_is_current_while_events_arrive(tmp_path: Path):
             status = read_status(pipeline)
             assert status is not None
             assert "flows" in status
-        # The file may still be that of an event before the first flow.
+        # The file may have been written before the first flow started.
         _wait(lambda: [f["batch_id"] for f in (read_status(pipeline) or {})["flows"]] == [29])
-        # Written by a thread, which leaves no draft.
+        # The file is written by a thread of this process.
         written = json.loads(status_path(pipeline).read_bytes())
         assert written["process_id"] == os.getpid()
     finally:
@@ -259,7 +259,7 @@ def test_error_of_writing_the_status_file_is_ignored(tmp_path: Path):
 
 
 def _refuse(log: EventLog) -> None:
-    """As an update on another machine."""
+    """Record an update that was refused because another machine has the lease."""
     info = ErrorInfo(condition="LEASE_HELD", class_name="X", message="another update writes here")
     event = update_progress(replace(UPDATE, update_id="0bad"), UpdateState.FAILED, "refused")
     log(replace(event, error=info))
@@ -285,7 +285,7 @@ def test_an_update_is_alive_while_its_lease_is_held(
         status_path(settings(tmp_path)).write_text(as_written, encoding="utf-8")
         status = monitoring.status()
         assert status is not None
-        assert status["seconds"] > 3600  # until now, not until the file was written
+        assert status["seconds"] > 3600  # counted until now, not until the file was written
         _refuse(EventLog(event_directory(settings(tmp_path))))
         running = monitoring.status()
         assert running is not None
@@ -293,7 +293,7 @@ def test_an_update_is_alive_while_its_lease_is_held(
     status = monitoring.status(tmp_path, update="8c1f")
     assert status is not None
     assert (status["is_alive"], status["process_id"], status["state"]) == (False, None, "RUNNING")
-    assert status["seconds"] == 0  # until the last event
+    assert status["seconds"] == 0  # counted until the last event
     with Lease.acquire(lease_path, holder={"update": "a later one"}):
         later = monitoring.status()
         assert later is not None

@@ -285,7 +285,7 @@ def test_opentelemetry_variables_are_used(
     deadline = time.monotonic() + 20
     while not receiver.bodies and time.monotonic() < deadline:
         threading.Event().wait(0.05)
-    assert [path for path, _ in receiver.bodies] == ["/v1/metrics"]  # in the middle of the update
+    assert [path for path, _ in receiver.bodies] == ["/v1/metrics"]  # before the update ends
     for event in rest:
         bus.emit(event)
     exports.close()
@@ -393,7 +393,7 @@ def test_close_does_not_wait_for_a_hanging_receiver_when_a_signal_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "0.5")
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes requests, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts requests and never responds
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         chosen = TelemetrySettings(is_wanted=True, endpoint=url, interval_seconds=0.2)
         bus, failed = EventBus(), threading.Event()

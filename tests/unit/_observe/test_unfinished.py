@@ -36,7 +36,7 @@ def states(directory: Path, update: str) -> list[str]:
 
 
 def test_updates_after_the_last_finished_one_are_marked_as_failed(tmp_path: Path):
-    record(tmp_path, "u0", UpdateState.RUNNING)  # before the newest finished update
+    record(tmp_path, "u0", UpdateState.RUNNING)  # older than the newest finished update
     record(tmp_path, "u1", UpdateState.RUNNING, UpdateState.COMPLETED)
     torn = record(tmp_path, "u2", UpdateState.RUNNING)
     with torn.open("ab") as file:
@@ -51,7 +51,7 @@ def test_updates_after_the_last_finished_one_are_marked_as_failed(tmp_path: Path
     last = list(read_events(tmp_path, update="u2"))[-1]
     assert last["error"]["exceptions"][0]["condition"] == "PROCESS_GONE"
     assert last["origin"] == {"pipeline_name": "shop", "update_id": "u2"}
-    # The time of its last event, not of the check.
+    # The timestamp is that of the last write, not of the check.
     assert datetime.fromisoformat(last["timestamp"]) == datetime.fromtimestamp(1_000_000, UTC)
     end_unfinished(tmp_path / "nothing")
 
@@ -116,7 +116,7 @@ def test_missing_permission_is_not_an_internal_error(
 
     assert updates(tmp_path / "missing") == []
     monkeypatch.setattr(Path, "iterdir", refused)
-    with pytest.raises(PermissionError) as error:  # instead of an empty list
+    with pytest.raises(PermissionError) as error:  # an empty list would hide the error
         updates(tmp_path)
     assert report(error.value, debug=False) == 3
     text = capsys.readouterr().err

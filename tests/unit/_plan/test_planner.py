@@ -104,7 +104,7 @@ def test_only_selected_tables_run(shop):
     assert [step.flow for step in plan.runs] == ["silver", "totals"]
     assert plan.tables == (PrepareTable(dataset=key("silver")), PrepareTable(dataset=key("totals")))
     assert plan.excluded == (key("bronze"), key("alerts"))
-    # A flow does not wait for a table that is excluded from the update.
+    # Flows do not wait for excluded tables.
     assert plan.runs[0].upstream == ()
     assert plan.runs[1].upstream == (key("silver"),)
 

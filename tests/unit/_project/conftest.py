@@ -4,7 +4,7 @@ import pytest
 
 
 class Project:
-    """A folder that tests fill."""
+    """A project folder to which tests write files."""
 
     def __init__(self, root: Path):
         self.root = root

@@ -165,7 +165,8 @@ def test_pipeline_is_read_from_an_included_file(shop):
         "src/gold.sql",
         "extra/dev_only.py",
     )
-    assert settings.import_roots == (str(shop.root / "src"),)  # the root is always importable
+    # The root is not in this list, because it is always importable.
+    assert settings.import_roots == (str(shop.root / "src"),)
     assert settings.dependencies == (
         f"--editable {shop.root}",
         "requests==2.32.0",
@@ -534,7 +535,7 @@ resources:
       clusters: {clusters}
 """,
     )
-    # A cluster can refer to variables that have no value.
+    # A cluster may refer to variables without a value.
     expected = {"a": "b"} if "all" in clusters else {}
     assert dict(_load(project.root).configuration) == expected
     settings = _load(project.root, environ={"BUNDLE_VAR_unset": "x"})

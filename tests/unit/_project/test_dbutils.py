@@ -147,7 +147,7 @@ def test_mounts_have_no_effect(dbutils):
     assert dbutils.fs.refreshMounts() is True
 
 
-# -- notebook and the rest
+# -- notebook and other functions
 
 
 def test_notebook_context_has_path_and_user(dbutils):

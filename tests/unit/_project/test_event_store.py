@@ -13,7 +13,7 @@ from penstock._project.event_store import EventStore
 
 
 class Broken:
-    """A file system whose downloads of one file fail."""
+    """A file system on which downloads of one file fail."""
 
     def __init__(self, name: str) -> None:
         self._files, self._name = LocalFileSystem(), name
@@ -94,7 +94,7 @@ def test_copy_has_the_newest_last_batches(tmp_path: Path) -> None:
 
 
 def test_reader_of_the_copy_gets_all_events_while_segments_grow(tmp_path: Path) -> None:
-    """As on another machine, whose folder is filled by downloads."""
+    """The reader follows a local folder into which another process downloads the log."""
     written, remote, read = tmp_path / "written", tmp_path / "remote", tmp_path / "read"
     writer = EventStore(LocalFileSystem(), str(remote), written)
     reader = EventStore(LocalFileSystem(), str(remote), read)
@@ -170,7 +170,7 @@ def test_credential_error_is_logged_as_a_warning(
     store = EventStore(LocalFileSystem(), str(tmp_path), tmp_path)
 
     def refused() -> None:
-        raise ArrowException("no token")  # the Azure error of pyarrow is not an OSError
+        raise ArrowException("no token")  # pyarrow raises it for Azure; it is not an OSError
 
     store.attempt(refused)
     assert "no token" in caplog.text

@@ -15,7 +15,7 @@ BREAK = "\n# COMMAND ----------\n"
 
 
 class Spark:
-    """The parts of a session that loading uses."""
+    """The parts of a session that are used while files are loaded."""
 
     def __init__(self):
         self.sparkContext = type("Context", (), {})()
@@ -58,7 +58,7 @@ def _jupyter(*sources):
 
 @pytest.fixture
 def declared_sql(monkeypatch):
-    """Calls of the SQL front end for SQL cells."""
+    """The calls of `declare_sql`."""
     calls = []
     monkeypatch.setattr(
         execution, "declare_sql", lambda text, **arguments: calls.append((text, arguments))

@@ -74,7 +74,7 @@ def test_jobs_are_refused_when_they_import_different_modules_of_one_name(project
     with pytest.raises(DefinitionError, match="their module `config` is not the same") as caught:
         refuse_modules_of_one_name(_settings(project), jobs)
     assert caught.value.condition == "JOB_MODULES_CONFLICT"
-    # Also what a module of a job imports.
+    # Modules that a module of a job imports are compared as well.
     (Path(project.root) / "b" / "config.py").unlink()
     project.write("a/deeper.py")
     project.write("b/job.py", "import deeper\n")

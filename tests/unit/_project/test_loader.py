@@ -187,7 +187,7 @@ def test_relative_sys_path_is_resolved_from_the_source_file(project, folder, mon
         + TABLE.format("a", "LIMIT"),
     )
     before = list(sys.path)
-    for _ in range(2):  # a second load in the process works like the first
+    for _ in range(2):  # the project can be loaded again in the same process
         assert _load(project, "etl/**").flows[0].function() == 7
     assert sys.path == before
 
@@ -239,10 +239,10 @@ def test_spark_is_not_started_for_a_project_without_sources(project, monkeypatch
         pass
 
 
-def test_wrong_syntax_is_reported_before_spark_starts(project, monkeypatch):
+def test_syntax_errors_are_reported_before_spark_starts(project, monkeypatch):
     monkeypatch.setattr("penstock._launch.open_session", lambda *_, **__: pytest.fail("started"))
     monkeypatch.chdir(project.root)
-    project.write("a.py", "import dlt\n1 / 0\n")  # is not executed
+    project.write("a.py", "import dlt\n1 / 0\n")  # not executed, as syntax is checked first
     project.write("b.py", "import dlt\ndef f(:\n")
     cells = ["# Databricks notebook source", "dbutils.notebook.exit('')", "# COMMAND ----------"]
     project.write("e.py", "\n".join([*cells, "def f(:"]))
@@ -390,6 +390,6 @@ def test_modules_are_imported_from_above_the_root_within_the_repository(project)
     inner = type(project)(project.root / "etl/transformations")
     assert _load(inner).flows[0].function() == "beside"
     assert "utilities" not in sys.modules
-    (project.root / "etl/.git").mkdir()  # a repository root: modules above are not imported
+    (project.root / "etl/.git").mkdir()  # a repository root: modules above it are not imported
     (error,) = _errors(inner)
     assert "No module named 'utilities'" in error.message

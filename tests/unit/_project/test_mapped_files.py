@@ -1,4 +1,4 @@
-"""Paths of a workspace in plain Python."""
+"""Paths of a workspace in file functions of Python."""
 # ruff: noqa: PTH110, PTH113, PTH123, PTH207, PTH208 - as users write it
 
 import glob
@@ -12,7 +12,7 @@ from penstock._project.mapped_files import mapped_files
 def test_python_file_functions_use_mapped_paths(tmp_path: Path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.json").write_text("1", encoding="utf-8")
-    # A folder that does not exist on the machine.
+    # This path does not exist on the machine.
     where = f"/Volumes/{tmp_path.name}/{tmp_path.parent.name}"
     paths = PathMap({where: str(tmp_path / "raw"), "/mnt/far": "s3a://bucket/far"})
     before = (open, os.stat, os.scandir)

@@ -1,7 +1,7 @@
-"""Projects behave as with `spark-pipelines`: each test is one of its guarantees.
+"""Projects behave as with `spark-pipelines`.
 
 Where Penstock differs on purpose, the test checks the difference, and `docs/compatibility.md`
-gives the reason.
+explains it.
 """
 
 import sys

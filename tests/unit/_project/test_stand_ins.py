@@ -32,6 +32,6 @@ def test_code_runs_when_a_package_is_missing():
         module = sys.modules["no_such_package"]
         # Spark pickles functions with the modules that they use, even if no query runs.
         assert pickle.loads(pickle.dumps(module)).__name__ == "no_such_package"
-        # Spark registers it as a plain function.
+        # Spark treats an object with this attribute as a UDF.
         assert not hasattr(names["start"], "asNondeterministic")
     assert "no_such_package" not in sys.modules

@@ -1,4 +1,4 @@
-"""What each change of a declaration needs, and the plan as text."""
+"""The actions that changes of a declaration require, and the plan as text."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_declaration_read_from_a_file_has_no_differences(declared):
     assert _differences(declared) == []
 
 
-def test_a_storage_of_an_earlier_version_has_no_declaration():
+def test_state_of_an_earlier_version_has_no_declaration():
     assert stored_declaration(FlowState(epoch="e")) is None
     assert stored_declaration(None) is None
 
@@ -90,7 +90,7 @@ def test_a_storage_of_an_earlier_version_has_no_declaration():
         (SINK, {"path": "json /elsewhere"}, Need.UPDATE, "it was json /out"),
     ],
 )
-def test_each_change_has_its_need(before, changes, need, words):
+def test_each_change_requires_its_action(before, changes, need, words):
     differences = _differences(before, **changes)
     assert max((each for each, _ in differences), default=None) == need
     assert words in " | ".join(text for _, text in differences)

@@ -75,7 +75,7 @@ def test_migration_needs_a_replaceable_table_with_one_streaming_flow(draft):
         assert words in error.value.message, flow
         assert error.value.hint
         assert error.value.origin is not None
-        # Otherwise the events of the old query stay in the CDC state.
+        # Without --truncate, events of the old query remain in the CDC state.
         assert flow != "changes" or "--truncate" in str(error.value.hint)
 
 

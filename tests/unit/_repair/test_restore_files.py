@@ -51,8 +51,8 @@ def test_restore_error_names_a_file_deleted_by_vacuum():
     assert "VACUUM has deleted its file s3a://lake/t/1.parquet" in refused.value.message
 
 
-def test_tables_of_others_are_not_restored():
-    """A copied storage has savepoints of the original; a table may change its pipeline."""
+def test_tables_outside_of_the_storage_are_not_restored():
+    """Savepoints of a copied storage name the original. A table may belong to another pipeline."""
     run = _run(lambda _: True)
     with pytest.raises(PlanError, match="is not in the storage s3a://lake"):
         run._check(replace(TABLE, path="s3a://lake-of-production/t"))

@@ -1,7 +1,7 @@
-"""A program that takes a lease: `lease_holder.py FILE [SECONDS]`.
+"""A program that acquires a lease: `lease_holder.py FILE [SECONDS]`.
 
-With SECONDS it starts a child that inherits the lock, as Spark's JVM does, and lives that long.
-Prints one line when it holds the lease, then waits until its stdin closes.
+With SECONDS, it starts a child process that inherits the lock like Spark's JVM, and ends after that
+time. The program prints one line when it has the lease, then waits until its stdin is closed.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""An engine that does what a test wrote down, in virtual time."""
+"""An engine that runs the script of a test in virtual time."""
 
 import threading
 from collections import Counter
@@ -35,7 +35,7 @@ def fatal(flow: str = "f") -> FlowError:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of a flow. `None` seconds = never."""
+    """One run of a flow. `None` for a number of seconds means never."""
 
     seconds: float | None = 1.0
     error: BaseException | None = None
@@ -102,9 +102,11 @@ class ScriptedFlow:
 
 
 class ScriptedEngine:
-    """Runs scripts; a flow without one takes a second, the last entry of a script repeats.
+    """An engine whose flows run as their scripts specify.
 
-    `log` has (seconds, what, name); `peak` the most streams and batch steps at one time.
+    The last run of a script is repeated. A flow without a script runs for one second. `log` has
+    tuples of (seconds, what, name); `peak` has the maximum number of concurrent streams and batch
+    steps.
     """
 
     def __init__(
@@ -192,7 +194,7 @@ class ScriptedEngine:
         seconds = 1e9 if run.seconds is None else run.seconds
         if not self.time.sleep(seconds, sleeper):
             self.note("failed", name)
-            raise fatal(name)  # a cancelled Spark job raises something; the class says nothing
+            raise fatal(name)  # a cancelled Spark job raises errors of various classes
         if run.error is not None:
             self.note("failed", name)
             raise run.error
@@ -200,7 +202,7 @@ class ScriptedEngine:
         return RunOutcome(changed=run.changed, reason="said so")
 
     def finish(self, *, is_stopped: bool) -> None:
-        """Nothing is left to report."""
+        """Record how the update ended."""
         self.stopped_at_end = is_stopped
 
     def cancel(self) -> None:
@@ -210,7 +212,7 @@ class ScriptedEngine:
 
 
 class Harness:
-    """A plan, its scripted engine and everything that came out."""
+    """A plan, its scripted engine and the resulting events."""
 
     def __init__(
         self,
@@ -261,7 +263,7 @@ class Harness:
         return self.update.run()
 
     def statuses(self, flow: str) -> list[str]:
-        """Of a flow, in order."""
+        """The statuses of a flow, in order."""
         return [
             details(event)["status"]
             for event in self.events
@@ -269,7 +271,7 @@ class Harness:
         ]
 
     def states(self) -> list[str]:
-        """Of the update, in order."""
+        """The states of the update, in order."""
         return [
             details(event)["state"]
             for event in self.events

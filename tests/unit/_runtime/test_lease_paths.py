@@ -21,7 +21,7 @@ def test_percent_sign_is_kept_in_a_local_uri():
     assert local_path("file:///a%20b") == Path("/a%20b")
 
 
-def test_table_has_one_lease_when_reached_over_a_symbolic_link(tmp_path):
+def test_table_has_the_same_lease_through_a_symbolic_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     direct = table_lease_path(f"file://{tmp_path}/real/orders")

@@ -47,7 +47,7 @@ def hold(tmp_path):
 
 
 class Machine:
-    """Waiting that takes no time, and processes as a test says."""
+    """A simulated clock, and the processes that a test specifies."""
 
     def __init__(self, processes=None, while_waiting=lambda: None):
         self.now = 0.0
@@ -118,14 +118,14 @@ def test_lease_is_taken_after_the_child_ended_when_the_holder_was_killed(tmp_pat
         waited = time.monotonic() - started
         record = json.loads((tmp_path / "lock").read_text())
     assert (record["pid"], record["update"]) == (os.getpid(), "of the new holder")
-    # Less than the child's 2 s: it had a head start.
+    # The child ends after 2 s, which began before `started`.
     assert 1.0 < waited < 5.0
 
 
 def test_zombie_counts_as_dead_before_it_is_reaped(tmp_path, hold):
     first = hold("60")
     first.kill()
-    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # now a zombie
     with pytest.raises(SetupError) as caught:
         Lease.acquire(tmp_path / "lock", holder=HOLDER, environment=Machine().environment())
     assert caught.value.condition == "LEASE_LEFTOVER"
@@ -169,7 +169,7 @@ def test_reused_pid_does_not_count_as_the_holder(tmp_path, hold):
     }
 
 
-def test_new_holder_is_named_when_it_came_while_another_one_waited(tmp_path, hold):
+def test_error_names_a_holder_that_acquired_the_lease_during_the_wait(tmp_path, hold):
     first = hold("60")
     first.kill()
     first.wait()
@@ -187,7 +187,7 @@ def test_new_holder_is_named_when_it_came_while_another_one_waited(tmp_path, hol
     assert machine.now < 0.5
 
 
-def test_holder_on_another_host_counts_as_living(tmp_path, hold):
+def test_holder_on_another_host_counts_as_running(tmp_path, hold):
     first = hold("60")
     first.kill()
     first.wait()
@@ -200,7 +200,7 @@ def test_holder_on_another_host_counts_as_living(tmp_path, hold):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "\xff\xfe"])
-def test_lease_waits_while_the_record_is_unreadable(tmp_path, hold, content):
+def test_lease_is_refused_when_the_record_stays_unreadable(tmp_path, hold, content):
     hold()
     (tmp_path / "lock").write_text(content)
     with pytest.raises(SetupError) as caught:
@@ -216,7 +216,7 @@ def test_release_leaves_the_lock_to_the_child_that_inherited_it(tmp_path):
         lease.release()
         with pytest.raises(ValueError, match="released"):
             _ = lease.fd
-        # This process lives, but no longer holds it: what is left is the child.
+        # This process runs, but has released the lease. Only the child still has the lock.
         with pytest.raises(SetupError) as caught:
             Lease.acquire(tmp_path / "lock", holder=HOLDER, environment=Machine().environment())
         assert caught.value.condition == "LEASE_LEFTOVER"
@@ -271,7 +271,7 @@ def test_error_is_clear_when_the_folder_is_read_only():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o555)
         is_root = os.geteuid() == 0
-        if is_root:  # who may write anywhere; nobody may not
+        if is_root:  # root may write to any folder; use the id of `nobody`
             os.seteuid(65534)
         try:
             with pytest.raises(SetupError) as caught:

@@ -1,4 +1,4 @@
-"""A continuous update whose JVM died goes on as a new one."""
+"""A continuous update is started again when its JVM has ended."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ def result(*failures: PenstockError, setup_was_cut: bool = False) -> UpdateResul
 
 
 class Runs:
-    """Scripted updates of 100 seconds; notes each start and each wait."""
+    """Updates with scripted results, 100 seconds each. Records each start and each wait."""
 
     def __init__(
         self, outcomes: Iterable[UpdateResult | PenstockError], stop: bool = False

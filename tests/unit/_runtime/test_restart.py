@@ -24,7 +24,7 @@ TRANSIENT = FlowError("TEST", "the broker went away", flow="f", retryable=True)
 
 
 def crash_loop(policy: RestartPolicy, run_seconds: float, limit: int = 1000) -> list[float]:
-    """Waits of a flow that fails after `run_seconds`, every time, until it is given up."""
+    """The waits of a flow that fails after `run_seconds` in each run, until no retry is left."""
     waits: list[float] = []
     now, history = 0.0, RunHistory(started_at=0.0)
     for _ in range(limit):

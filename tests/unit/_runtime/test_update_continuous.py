@@ -72,7 +72,7 @@ def test_stream_waits_for_the_first_refresh_when_it_reads_a_view():
     assert harness.engine.times("start", "b") == [0.0]
 
 
-def test_run_once_flows_go_first_when_slots_are_few():
+def test_run_once_flows_start_before_views_when_slots_are_limited():
     runs = [view("v"), once("o")]
     harness = continuous(runs, {}, max_batch_steps=1, stops=[10.0])
     harness.run()
@@ -80,7 +80,7 @@ def test_run_once_flows_go_first_when_slots_are_few():
     assert harness.engine.times("start", "v") == [1.0]
 
 
-def test_view_that_was_running_finishes_when_stopped():
+def test_running_refresh_is_finished_when_the_update_is_stopped():
     harness = continuous([view("v")], {"v": [Run(seconds=9.0)]}, stops=[3.0])
     result = harness.run()
     assert harness.statuses("v")[-2:] == ["COMPLETED", "STOPPED"]
@@ -109,7 +109,7 @@ def test_dependents_that_never_ran_are_skipped_when_a_view_fails():
     assert result.skipped == ("a",)
 
 
-def test_update_ends_when_no_flow_remains():
+def test_update_ends_when_all_flows_have_failed_or_stopped():
     runs = [stream("a"), stream("b", "a")]
     harness = continuous(runs, {"a": [Run(seconds=30.0, error=fatal("a"))]})
     result = harness.run()

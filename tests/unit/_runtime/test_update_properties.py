@@ -1,4 +1,4 @@
-"""Whatever the graph and whatever fails: the loop ends, and what it says is true."""
+"""With any graph and any failures, the loop ends and reports the correct results."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ SECONDS = st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0])
 
 @st.composite
 def runs_of_a_flow(draw, name, *, endless=False):
-    """Up to four transient failures, then a lasting one, a success, or a run without end."""
+    """Up to four transient failures, then a fatal failure, a success, or an endless run."""
     script = []
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2, 3, 4]))):
         how = draw(st.sampled_from(["start", "run", "early"]))
@@ -54,7 +54,7 @@ def runs_of_a_flow(draw, name, *, endless=False):
 
 @st.composite
 def pipelines(draw, *, continuous):
-    """A random graph with a script for every flow; upstream always lies before downstream."""
+    """A random acyclic graph with a script for each flow."""
     interval = 5.0 if continuous else None
     datasets, steps, scripts, setups = [], [], {}, {}
     for number in range(draw(st.integers(1, 7))):
@@ -81,7 +81,7 @@ def pipelines(draw, *, continuous):
 
 
 def check_truth(harness, result):
-    """What must hold however an update ended."""
+    """Assert the invariants of any finished update."""
     steps = harness.plan.runs
     by_status = {name: [] for name in FINAL}
     for step in steps:
@@ -93,7 +93,7 @@ def check_truth(harness, result):
     assert (result.state is UpdateState.FAILED) == bool(by_status["FAILED"])
     assert harness.states()[-1] == result.state.value
     assert harness.states().count(result.state.value) == 1
-    # No flow runs twice at a time.
+    # A flow has at most one active run.
     open_runs = set()
     for _, what, name in harness.engine.log:
         if what == "start":
@@ -124,7 +124,7 @@ def test_triggered_update_keeps_its_guarantees_when_anything_fails(pipeline, lim
         assert sum(status in FINAL for status in statuses) == 1
         starts = harness.engine.times("start", step.flow)
         assert len(starts) <= 3
-        # Skipped if and only if something upstream is not done and its own table is sound.
+        # A flow is skipped if and only if an upstream is not done and its own table was prepared.
         upstream_not_done = not not_done.isdisjoint(step.upstream)
         if statuses[-1] == "SKIPPED":
             assert upstream_not_done
@@ -132,7 +132,7 @@ def test_triggered_update_keeps_its_guarantees_when_anything_fails(pipeline, lim
         if upstream_not_done:
             assert statuses[-1] in ("SKIPPED", "FAILED")
             assert not starts
-        # Nothing starts before everything into its upstream has ended well.
+        # A flow starts only after all flows into its upstreams have succeeded.
         for other in harness.plan.runs:
             if starts and other.target in step.upstream and other is not step:
                 assert harness.engine.times("ended", other.flow)[-1] <= starts[0]
@@ -150,7 +150,7 @@ def test_triggered_update_ends_in_time_whenever_it_is_stopped(pipeline, stops):
     for step in harness.plan.runs:
         assert sum(status in FINAL for status in harness.statuses(step.flow)) == 1
     if "STOPPING" in harness.states():
-        # The stop timeout and the interrupt timeout together are the longest.
+        # At most the stop timeout and the interrupt timeout after the stop request.
         assert harness.time.monotonic() <= min(stops) + 60.0 + 15.0
         stopped = min(stops)
         assert all(when <= stopped for when, what, _ in harness.engine.log if what == "start")

@@ -45,7 +45,7 @@ def test_flow_that_is_starting_is_stopped_after_its_start():
 def test_batch_step_finishes_when_stopped_before_the_deadline():
     harness = Harness([view("v"), once("o")], {"v": [Run(seconds=50.0)]}, stops=[3.0])
     result = harness.run()
-    # Nothing was left undone in the end.
+    # The stop has interrupted no work.
     assert result.state is UpdateState.COMPLETED
     assert harness.time.monotonic() == 50.0
     assert harness.engine.times("cancel", "") == []
@@ -145,7 +145,7 @@ def test_update_ends_when_the_setup_hangs():
 
 
 class RealEngine:
-    """Real threads and real time: one stream that runs until it is stopped, one batch step."""
+    """An engine with a batch step and a stream that runs until it is stopped, in real time."""
 
     def __init__(self, running: threading.Event) -> None:
         self._running = running
@@ -184,7 +184,7 @@ class RealFlow:
         raise AssertionError
 
 
-def test_signal_stops_the_loop():
+def test_stop_signal_ends_the_update():
     running = threading.Event()
     plan = Plan(runs=(stream("a"), once("o")))
     update = Update(plan, RealEngine(running), EventBus(), pipeline_name="p", update_id="u")

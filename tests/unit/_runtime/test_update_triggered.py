@@ -311,7 +311,7 @@ def test_engine_is_stopped_when_the_loop_fails(monkeypatch):
     harness.time.at(3.0, lambda: harness.update._inbox.put(interrupted))
     with pytest.raises(KeyboardInterrupt):
         harness.run()
-    # The threads that tell the engine are on their way; virtual time waits for them.
+    # Other threads stop the flows; virtual time advances only when these threads wait or end.
     harness.time.receive(harness.update._inbox, 4.0)
     assert harness.engine.times("interrupted", "a") == [3.0]
     assert harness.engine.times("cancel", "") == [3.0]

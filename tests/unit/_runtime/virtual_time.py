@@ -1,4 +1,4 @@
-"""Time that jumps: a `Scheduler` whose clock moves on only when every thread is waiting."""
+"""A `Scheduler` with a virtual clock, which advances only when all threads wait."""
 
 import heapq
 import itertools
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-_REAL_SECONDS = 20.0  # a test that hangs fails instead
+_REAL_SECONDS = 20.0  # the limit after which a test that hangs fails
 
 
 class WaitsForEver(AssertionError):
-    """Nothing can happen any more, and yet somebody waits."""
+    """A deadlock: a thread waits, and no timer or other thread can wake it."""
 
 
 @dataclass
 class Sleeper:
-    """A thread that waits for a moment, or a callback for that moment."""
+    """A thread or a callback that waits for a time."""
 
     event: threading.Event = field(default_factory=threading.Event)
     callback: Callable[[], None] | None = None
@@ -25,7 +25,7 @@ class Sleeper:
 
 
 class VirtualTime:
-    """See `penstock._runtime.ports.Scheduler`."""
+    """An implementation of `penstock._runtime.ports.Scheduler`."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -88,12 +88,12 @@ class VirtualTime:
             heapq.heappop(self._heap)
 
     def at(self, moment: float, callback: Callable[[], None]) -> None:
-        """Call `callback` at a moment, on a thread of its own."""
+        """Call `callback` at that time, on a new thread."""
         with self._changed:
             heapq.heappush(self._heap, (moment, next(self._count), Sleeper(callback=callback)))
 
     def sleep(self, seconds: float, sleeper: Sleeper | None = None) -> bool:
-        """Let a thread of `start_thread` wait; whether it was not cancelled."""
+        """Block a thread of `start_thread`. Returns false if the wait was cancelled."""
         sleeper = sleeper or Sleeper()
         with self._changed:
             heapq.heappush(self._heap, (self._now + seconds, next(self._count), sleeper))
@@ -103,7 +103,7 @@ class VirtualTime:
         return not sleeper.cancelled
 
     def cancel(self, sleeper: Sleeper) -> None:
-        """Wake a sleeping thread before its time."""
+        """End the wait of a thread early."""
         with self._changed:
             if not sleeper.done:
                 sleeper.done = sleeper.cancelled = True

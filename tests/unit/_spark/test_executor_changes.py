@@ -1,4 +1,4 @@
-"""Executors that come and go become events."""
+"""Events about executors that start, end or are lost."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_executor_changes_are_reported_between_polls() -> None:
     assert _change(second, second) is None
 
 
-def test_executor_that_started_and_ended_between_polls_is_reported_twice() -> None:
+def test_executor_that_started_and_ended_between_polls_is_added_and_lost() -> None:
     change = _change({}, by_id(executor("3", is_active=False, reason="heartbeat timed out")))
     assert change == ClusterResources(added=("3",), lost=("3",))
 

@@ -128,7 +128,7 @@ def test_hint_names_the_session_of_a_batch_when_its_view_is_not_found():
     assert "df.sparkSession.sql" in (error.hint or "")
 
 
-def test_hint_names_the_settings_of_memory_when_it_is_used_up():
+def test_hint_names_the_memory_settings_when_memory_is_exhausted():
     text = "Job aborted\n\tat a.b\nCaused by: java.lang.OutOfMemoryError: Java heap space\n\tat c.d"
     error = flow_error(text, FLOW)
     assert "spark.driver.memory" in (error.hint or "")
@@ -286,7 +286,7 @@ def test_failure_of_a_database_in_the_jdbc_reader_is_retryable_with_its_message(
 
 
 @pytest.mark.parametrize("condition", ["CAST_OVERFLOW_IN_TABLE_INSERT", "STREAM_FAILED"])
-def test_failure_independent_of_ansi_mode_has_no_hint_at_it(condition):
+def test_failure_independent_of_ansi_mode_has_no_hint(condition):
     assert flow_error(f"[{condition}] x", FLOW).hint is None
 
 
@@ -405,7 +405,7 @@ def test_exception_of_a_sink_function_has_its_type_and_the_line_of_the_user(kind
         "PermissionError: [Errno 13] Permission denied: '/data'",
     ],
 )
-def test_a_file_without_permission_says_who_needs_it(text):
+def test_hint_of_a_denied_permission_names_the_user_that_needs_it(text):
     assert "the user that runs the command" in (flow_error(text, FLOW).hint or "")
     with pytest.raises(DefinitionError) as failed, user_code(FLOW, lambda _name: None):
         raise OSError(text)
@@ -428,7 +428,7 @@ def test_path_in_a_bucket_that_does_not_exist_is_not_found():
 @pytest.mark.parametrize(
     ("name", "hint"), [("to_dat", "did you mean `to_date`?"), ("mask_pii", "")]
 )
-def test_misspelled_function_has_the_nearest_one_of_spark_as_hint(name, hint):
+def test_hint_for_a_misspelled_function_is_the_nearest_function_of_spark(name, hint):
     error = AnalysisException("[UNRESOLVED_ROUTINE] Cannot resolve the routine")
     error.getCondition = lambda: "UNRESOLVED_ROUTINE"
     error.getMessageParameters = lambda: {"routineName": f"`{name}`"}
@@ -438,7 +438,7 @@ def test_misspelled_function_has_the_nearest_one_of_spark_as_hint(name, hint):
     assert failed.value.hint == hint if hint else "spark.udf.register" in (failed.value.hint or "")
 
 
-def test_lost_file_of_a_table_has_a_hint():
+def test_missing_file_of_a_table_has_a_hint():
     text = "java.io.FileNotFoundException: File file:/t/deletion_vector_1.bin does not exist"
     assert "put it back" in (flow_error(text, FLOW).hint or "")
 
@@ -459,7 +459,7 @@ def test_two_writers_that_create_a_delta_table_do_not_damage_a_checkpoint():
     assert "--full-refresh" not in (error.hint or "")
 
 
-def test_lost_rows_are_named():
+def test_error_names_the_reason_of_lost_rows():
     text = (
         "KafkaIllegalStateException: Some data may have been lost because they are not available "
         "in Kafka any more;\neither ...\nIf you don't want your streaming query to fail on such "
@@ -474,7 +474,7 @@ def test_lost_rows_are_named():
 @pytest.mark.parametrize(
     "text", ["There are [2] sources in the checkpoint offsets", "[KAFKA_DATA_LOSS] gone"]
 )
-def test_hint_at_a_full_refresh_mentions_sinks_unless_the_target_is_a_table(text):
+def test_hint_about_a_full_refresh_mentions_sinks_unless_the_target_is_a_table(text):
     hint = flow_error(text, FLOW).hint or ""
     assert "--full-refresh t" in hint
     assert "sink" not in (flow_error(text, replace(FLOW, implicit=True)).hint or "")

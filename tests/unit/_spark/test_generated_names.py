@@ -1,4 +1,4 @@
-"""Two processes describe one query by the same text; two queries never."""
+"""The text of a query is the same in every process, and differs between queries."""
 
 import json
 
@@ -18,7 +18,7 @@ from penstock.errors import CheckpointError
 UUID_1, UUID_2 = "38d99452b3f6445595fc78cb1566339f", "17060a64eeb94847b8b741e47f39ccde"
 FLOW = Flow(name="agg", target="agg", function=lambda: None, origin=SourceLocation("x.sql", 1))
 
-# As two processes of an earlier version stored them.
+# Texts of the same query that two processes of an earlier version stored.
 SAME = [
     (
         "aggregate by [__penstock_5.id] of [__penstock_5.id, sum(CAST(__penstock_5.v AS DOUBLE)) "

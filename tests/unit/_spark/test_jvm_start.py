@@ -1,4 +1,4 @@
-"""How Spark's JVM is started: local or not, which signals it ignores, and why it did not start."""
+"""Start of Spark's JVM: options, signals that it ignores, and the reason of a failed start."""
 
 import locale
 import subprocess

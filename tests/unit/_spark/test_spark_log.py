@@ -1,4 +1,4 @@
-"""Spark's log loses its secrets on the way into the file."""
+"""Secrets are redacted before Spark's log is written to its file."""
 
 import stat
 import subprocess

@@ -1,4 +1,4 @@
-"""SQL text as a user writes it, and what it declares."""
+"""SQL source text and the declarations that it contains."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from penstock.errors import PenstockError
 
 @dataclass
 class Declared:
-    """What some texts declared; `context` is that of their file."""
+    """The declarations and errors of SQL texts that share the context of a file."""
 
     context: SqlContext = field(default_factory=SqlContext)
     registry: Registry = field(default_factory=Registry)
@@ -57,7 +57,7 @@ class Declared:
 
 @pytest.fixture
 def sql():
-    """Declares a text: `sql(text)`, with fields of the context as keywords."""
+    """A function that declares a text. Keyword arguments are fields of the context."""
 
     def declare(text: str = "", **context: object) -> Declared:
         return Declared(SqlContext(**context)).add(text)

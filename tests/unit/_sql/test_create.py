@@ -67,7 +67,7 @@ CLAUSES = {
 def test_clauses_may_be_in_any_order(sql):
     expected = {key: value for part in CLAUSES.values() for key, value in part.items()}
     for number, order in enumerate(itertools.permutations(CLAUSES)):
-        if number % 7:  # a seventh of the 5040, with every clause at every place
+        if number % 7:  # every seventh of the 5040 orders: each clause is in each position
             continue
         text = "\n-- between\n".join(order)
         dataset = sql(f"CREATE OR REFRESH STREAMING TABLE t {text} AS SELECT 1").dataset
@@ -159,7 +159,7 @@ AS SELECT * FROM STREAM(LIVE.raw)"""
     [("FAIL", OnViolation.FAIL), ("fail", OnViolation.FAIL), ("DROP", OnViolation.DROP),
      ("WARN", OnViolation.WARN), ("WARN ROW", OnViolation.WARN)],
 )  # fmt: skip
-def test_action_is_known_without_its_second_word(sql, clause, action):
+def test_action_of_a_rule_can_omit_its_second_word(sql, clause, action):
     text = f"CREATE STREAMING TABLE t (CONSTRAINT x EXPECT (a) ON VIOLATION {clause}, b INT)"
     (rule,) = sql(text).dataset.expectations
     assert rule.on_violation == action
@@ -198,7 +198,7 @@ def test_typed_columns_give_a_ddl_schema(sql):
 
 
 class _Frame:
-    """A DataFrame on paper: its columns."""
+    """A stand-in for a DataFrame, which has only the names of columns."""
 
     def __init__(self, *columns: str) -> None:
         self.columns = list(columns)
@@ -208,7 +208,7 @@ class _Frame:
 
 
 class _Reader:
-    """Answers every query with the same columns, and remembers the reads."""
+    """A reader that returns the same columns for all queries, and records its calls."""
 
     def __init__(self, *columns: str) -> None:
         self.frame = _Frame(*columns)
@@ -235,7 +235,7 @@ def call(function, *columns):
         return function(), reader.reads
 
 
-def test_names_are_laid_over_the_query_when_columns_have_no_types(sql):
+def test_columns_of_the_query_are_renamed_when_listed_names_have_no_types(sql):
     declared = sql(
         "CREATE MATERIALIZED VIEW v (a, `b c`, CONSTRAINT x EXPECT (a > 0))\nAS SELECT 1, 2"
     )
@@ -257,13 +257,13 @@ def test_equal_statements_have_distinct_query_functions(sql):
     assert [flow.function.__name__ for flow in flows] == ["a", "s.b c"]
 
 
-def test_a_table_waits_for_flows_when_it_has_no_query(sql):
+def test_table_without_a_query_declares_no_flow(sql):
     declared = sql("CREATE OR REFRESH STREAMING TABLE target COMMENT 'fed by flows';")
     assert declared.dataset.kind is ST
     assert declared.flows == ()
 
 
-# -- what is wrong ------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

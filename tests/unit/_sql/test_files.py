@@ -1,4 +1,4 @@
-"""Whole files in the styles that people write, and the examples of the documentation."""
+"""Complete SQL files in common styles, and the examples of the documentation."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Flows: inserts, change events in every order of clauses, flows inside of a table's statement."""
+"""Flows: inserts, auto CDC with clauses in any order, and flows in the statement of a table."""
 
 import itertools
 from unittest.mock import MagicMock
@@ -167,7 +167,7 @@ def test_flow_in_the_statement_of_a_table_writes_into_it(sql):
     assert flows["d"].function.query.text == "SELECT 1 AS id FROM x"
 
 
-def test_rules_stay_with_the_target_when_a_flow_applies_changes(sql):
+def test_rules_apply_to_the_target_of_an_auto_cdc_flow(sql):
     declared = sql(
         "CREATE OR REFRESH STREAMING TABLE t (CONSTRAINT ok EXPECT (id > 0) ON VIOLATION DROP ROW);"
         f"APPLY CHANGES INTO t FROM STREAM(s) {REST}"
@@ -265,7 +265,7 @@ def test_query_in_parentheses_is_a_source_of_changes(sql, query):
     "clauses", ["WHERE op <> 'X' AND keys > 1 KEYS (k) SEQUENCE BY ts",
                 "KEYS (k) SEQUENCE BY ts WHERE op <> 'X' AND keys > 1"]
 )  # fmt: skip
-def test_only_the_events_of_the_condition_are_read(sql, clauses):
+def test_only_events_that_match_the_condition_are_read(sql, clauses):
     flow = sql(f"APPLY CHANGES INTO t FROM STREAM(s) {clauses}").flow
     assert (flow.cdc.source, flow.cdc.sequence_by) == ("s", "ts")
     reader = MagicMock()

@@ -1,4 +1,4 @@
-"""Lines stay those of the file, whatever is filled in."""
+"""Substituted values do not change the line numbers of a file."""
 
 import pytest
 from hypothesis import given, settings

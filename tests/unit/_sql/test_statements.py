@@ -1,4 +1,4 @@
-"""Cutting text into statements, and recovering from what is wrong in one of them."""
+"""Splitting text into statements, and continuing after an invalid statement."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tokens: nothing is lost, nothing inside of a text or comment counts."""
+"""Tokens cover the whole text; the content of strings and comments is not parsed."""
 
 import pytest
 from hypothesis import given, settings

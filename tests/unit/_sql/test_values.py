@@ -1,4 +1,4 @@
-"""Values that come from elsewhere: `${key}`, `:name`, `SET` and `USE`."""
+"""Values from settings and earlier statements: `${key}`, `:name`, `SET` and `USE`."""
 
 import pytest
 from hypothesis import given, settings
@@ -243,13 +243,13 @@ def test_use_and_set_apply_to_later_cells_of_a_context(sql):
 @pytest.mark.parametrize("text", ["USE", "USE CATALOG", "USE CATALOG a.b", "USE a.b.c", "USE a b"])
 def test_use_without_a_valid_name_is_refused(sql, text):
     declared = sql(text)
-    if text == "USE CATALOG":  # a schema may have that name
+    if text == "USE CATALOG":  # `CATALOG` is a valid name of a schema
         assert declared.context.schema == "CATALOG"
     else:
         assert declared.error.condition == "SQL_SYNTAX"
 
 
-# -- anything -----------------------------------------------------------------------------------
+# -- arbitrary text -----------------------------------------------------------------------------
 
 _WORDS = st.sampled_from(
     [

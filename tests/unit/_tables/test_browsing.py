@@ -21,7 +21,7 @@ NAME = "spark_catalog.default.orders"
 
 
 class Store:
-    """A storage root whose quarantine table gets batches as the writer commits them."""
+    """A storage root with a quarantine table that gets the same commits as from the writer."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -267,7 +267,7 @@ def test_deletion_flags_are_applied_and_take_one_bit_per_row(tmp_path):
     (file,) = snapshot.files
     flags = pa.array(
         [number % 3 > 0 for number in range(900)]
-    )  # rows after its end are not deleted
+    )  # rows without a flag are not deleted
     snapshot = replace(snapshot, kept={file.path: flags})
     assert snapshot.rows == 700
     assert snapshot.kept[file.path].nbytes < 200
@@ -286,7 +286,7 @@ def test_recreated_table_is_shown_after_its_folder_was_deleted(store, browser):
     write_deltalake(str(store.table), pa.table({"y": ["new"]}))
     preview = browser.preview(NAME, None, limit=9)
     assert (preview["version"], preview["rows"]) == (0, [["new"]])
-    # The same version number, so that the number alone does not show the change.
+    # The table that is created again has the same version number.
     shutil.rmtree(store.table)
     write_deltalake(str(store.table), pa.table({"z": [True]}))
     assert browser.preview(NAME, None, limit=9)["rows"] == [["true"]]

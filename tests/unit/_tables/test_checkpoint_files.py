@@ -21,7 +21,7 @@ EPOCH = "e162c9024d824824801ef70c8e1263d3"
 
 
 class Store:
-    """A storage root with one flow that has finished batches 0 to 3 and planned 4."""
+    """A storage root with a flow that has finished batches 0 to 3 and planned batch 4."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -107,7 +107,7 @@ def test_intact_checkpoint_has_at_most_an_open_batch(store: Store):
     for part in "01":
         (store.folder / "state" / "0" / part / "5_ab-12.zip").write_bytes(b"x")
     assert store.kinds() == {}
-    # As Spark writes it without micro-batches.
+    # The format of offsets without micro-batches.
     _write(store.folder / "offsets" / "4", 'v1\n\n{"orders": {"0": 40}}\n-')
     assert store.kinds() == {}
     (checkpoint,) = checkpoints(store.settings)
@@ -182,7 +182,7 @@ def test_damage_is_reported_with_its_severity(
 
 
 def _write_commit_note(store: Store) -> None:
-    """The commit note of batch 3, for the current version of the table."""
+    """Write the commit note of batch 3 for the current version of the table."""
     table = DeltaTable(str(store.table))
     commit = {
         "table_id": str(table.metadata().id),
@@ -202,7 +202,7 @@ def _log_file(store: Store) -> Path:
     [
         (lambda store: None, None),
         (lambda store: _log_file(store).unlink(), "table-behind"),
-        # As Spark leaves it: delta-rs refuses the table.
+        # A table without a commit, which delta-rs refuses.
         (
             lambda store: _log_file(store).rename(_log_file(store).with_suffix(".crc")),
             "table-behind",
@@ -260,7 +260,7 @@ def test_sink_checkpoint_without_flow_state_is_reported(store: Store):
     assert (lost.kind, lost.severity) == ("state-missing", Severity.ERROR)
     assert "its sink has batches" in lost.message
     assert "--full-refresh" not in lost.hint
-    # As after a table was dropped: the flow starts again.
+    # The state of a table that was dropped: the flow starts again.
     _write(sink / "committed.json", '{"format": 1, "tables": {}}')
     assert "state-missing" not in store.kinds()
 
@@ -275,7 +275,7 @@ def test_decision_file_of_a_one_time_flow_is_not_a_checkpoint(store: Store):
     folder = store.root / "checkpoints" / "backlog" / EPOCH
     folder.mkdir(parents=True)
     (folder / "decision.json").write_text("{}")
-    (folder / ".decision.json.5f1c").write_text("{")  # of a process that was killed
+    (folder / ".decision.json.5f1c").write_text("{")  # left by a process that was killed
     assert [checkpoint.flow for checkpoint in checkpoints(store.settings)] == ["silver"]
 
 

@@ -121,14 +121,14 @@ def test_only_the_newest_commit_is_read(tmp_path: Path):
         (commit(3), 7, False),
         (commit(3), 12, False),
         (None, 6, True),
-        (None, 12, False),  # Delta has cleaned it up
-        (commit(3, "shop/gold/writer/e1"), 9, True),  # another commit took its version
+        (None, 12, False),  # Delta has deleted the old version
+        (commit(3, "shop/gold/writer/e1"), 9, True),  # the version is another commit
         (commit(2), 9, True),
         ([line(commitInfo={}), '{"txn":{"appId'], 9, True),
         ([], 9, True),
     ],
 )
-def test_commit_is_lost_unless_its_version_holds_the_batch(
+def test_commit_is_lost_unless_its_version_has_the_batch(
     lines: list[str] | None, newest: int, lost: bool
 ):
     assert is_lost(COMMIT, {7: lines}.__getitem__, newest) is lost
@@ -196,7 +196,7 @@ def test_error_names_missing_batches_offsets_and_start_when_a_table_is_behind(tm
     assert "quarantine of silver" in quarantine.message
     assert (
         "--accept-duplicates" not in quarantine.hint
-    )  # the table has the valid rows of these batches
+    )  # the table already has the valid rows of these batches
     all_missing = behind(checkpoint, "silver", "target", COMMIT, -1, 0)
     assert "from the beginning to" in all_missing.message
     assert "--from earliest --accept-duplicates" in all_missing.hint

@@ -1,4 +1,4 @@
-"""Tables as the command line shows them, without Spark."""
+"""Previews of tables for the command line, without Spark."""
 
 import json
 from datetime import UTC, datetime

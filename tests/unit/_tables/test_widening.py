@@ -1,4 +1,4 @@
-"""Which types are widened, and the schemas that result."""
+"""Types that are widened, and the resulting schemas."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def kind(name: str) -> DataType:
         ("date", "timestamp_ntz", "timestamp_ntz"),
     ],
 )
-def test_widened_type_holds_both_types(have: str, want: str, gets: str) -> None:
+def test_widened_type_can_store_values_of_both_types(have: str, want: str, gets: str) -> None:
     assert widened(kind(have), kind(want)) == kind(gets)
 
 
@@ -135,7 +135,7 @@ def test_nested_fields_are_widened_and_keep_their_names() -> None:
     assert conformed(schema("int", "x"), wide) == wide
 
 
-def test_table_of_several_flows_has_types_that_hold_the_values_of_all() -> None:
+def test_table_of_several_flows_has_types_that_can_store_the_values_of_all() -> None:
     def columns(**names: str) -> str:
         schema = StructType()
         for name, text in names.items():

@@ -1,4 +1,4 @@
-"""Real event logs: of the demo, and of a project whose second update violated a rule."""
+"""Recorded event logs of the demo, and of a project whose second update violated a rule."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ LOGS = Path(__file__).parent / "logs"
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """A copy that a test may change: `demo` and `shop`."""
+    """A copy of the logs `demo` and `shop` that a test may change."""
     return Path(shutil.copytree(LOGS, tmp_path / "logs"))
 
 

@@ -1,4 +1,4 @@
-"""Who may act through the dashboard, and who may not."""
+"""Requests to the dashboard that change something, and the permissions that they need."""
 
 import pytest
 from planted_secrets import planted
@@ -20,7 +20,7 @@ RIGHT = {"authorization": f"Bearer {TOKEN}", CONTROL_HEADER: "1", "origin": HERE
 
 
 class Acted:
-    """A control that writes down what it was asked for."""
+    """A control that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict]] = []
@@ -143,7 +143,7 @@ def test_request_without_permission_is_refused(client, control, action):
         ("replay", {"name": None}),
         ("replay", {"name": NAME, "project": "/"}),
         ("replay", {"name": NAME, "where": "true"}),
-        # Nothing marked is not everything.
+        # An empty selection must not select all rows.
         ("replay", {"name": NAME, "rows": []}),
         ("replay", {"name": NAME, "rules": []}),
         ("replay", {"name": NAME, "rows": ROW}),
@@ -181,7 +181,7 @@ def test_selected_rows_are_replayed(client, control):
             "replay",
             {"dataset": NAME, "rows": [], "rules": [], **body},
         )
-    # What the page may send is what the command understands.
+    # The command accepts as many rows as a page may send.
     assert len(RowSelection(rows=(ROW, *most)).positions()) == 1001
 
 
@@ -216,7 +216,7 @@ def test_only_action_paths_accept_a_post(client, control):
     assert control.calls == []
 
 
-def test_page_uses_its_own_cookie_beside_another_dashboard(logs, control):
+def test_dashboards_of_one_host_use_different_cookies(logs, control):
     first, second = _client(logs, control), _client(logs, control, port=7071)
     jar = {}
     for client in (first, second):

@@ -1,4 +1,4 @@
-"""Two updates beside each other."""
+"""Comparison of two updates."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ PROPERTIES = {"storage": "/s", "continuous": False, "spark_log": "/1", "full_ref
 
 
 class Told:
-    """An update with one table; each part may be told differently."""
+    """Builds an update from tables and flows with these properties."""
 
     def __init__(self, **properties) -> None:
         self.model = UpdateModel()
@@ -64,7 +64,7 @@ def _one(items, name):
     return next(item for item in items if item["id"] == name)
 
 
-def test_moved_lines_and_new_rows_are_no_difference():
+def test_changed_line_numbers_and_row_counts_are_not_a_difference():
     before = Told().table("t", {"id": "long"}).flow("t", ["in"], rows=5).outline()
     after = Told(spark_log="/2").table("t", {"id": "long"}, line=9).flow("t", ["in"], rows=8)
     changes = differences(before, after.outline())

@@ -1,4 +1,4 @@
-"""What waits at the sources of a flow, and what its columns are made of."""
+"""Backlogs of sources and the lineage of columns on the pages of the dashboard."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def test_backlog_measured_outside_the_batch_is_shown():
     (shown,) = kafka["partitions"]
     assert (shown["lag"], shown["latest"], shown["loss"]) == (20, 30, "expected")
     assert (shown["seconds_behind"], shown["seconds_to_loss"]) == (90.5, 600.0)
-    # The next batch has read on: what was measured before is not true of it any more.
+    # The next batch has read more rows, so the earlier measurement is outdated.
     model.fold(_progress({"description": FILES}, {"description": DELTA}, _kafka(25, 25)))
     (shown,) = _sources(model)[2]["partitions"]
     assert (shown["lag"], shown["seconds_behind"], shown["loss"]) == (0, 0.0, "none")
@@ -107,7 +107,7 @@ def test_card_shows_that_a_source_does_not_respond_until_a_batch_ends():
     model.fold(lag_progress(ORIGIN, measured))
     assert card() == ("NO_ANSWER", None, "no broker answers")
     assert model.cards()[0]["problem"]["since"] == "2026-03-04T10:00:11.000Z"
-    # A batch that began before it was seen, and one that has ended after it.
+    # A batch that ended before the measurement, and a batch that ended after it.
     batch("2026-03-04T10:00:18.000Z", _kafka(10, 25))
     assert card() == ("NO_ANSWER", None, "no broker answers")
     batch("2026-03-04T10:00:20.000Z", _kafka(25, 40))
@@ -142,7 +142,7 @@ def test_page_is_served_with_invalid_measurements():
     assert model.dataset(NAME)["lineage"] is None
 
 
-def test_lineage_is_that_of_all_flows():
+def test_lineage_of_a_dataset_combines_its_flows():
     model = _model()
     other = replace(ORIGIN, flow_name="g")
     body = {"output_dataset": NAME}

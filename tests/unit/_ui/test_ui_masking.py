@@ -1,4 +1,4 @@
-"""Secrets that someone planted in an event log leave it in no response."""
+"""No response contains a secret that is in an event log."""
 
 import json
 
@@ -9,7 +9,7 @@ from penstock._ui.server import build_app
 
 
 def _planted(logs):
-    """Fifty and more of them, in every field of an event that reaches a page."""
+    """Write secrets into all fields of events that pages show. Returns the secrets."""
     texts, secrets = planted()
     path = sorted((logs / "shop").glob("*.jsonl"))[-1]
     events = [json.loads(line) for line in path.read_text().splitlines()]

@@ -108,7 +108,7 @@ def test_pages_of_the_history_are_newest_first(shop):
     assert shop.recorded("no such update") is None
 
 
-def test_end_of_an_update_is_known_when_reports_follow_it(tmp_path):
+def test_update_has_ended_when_other_events_follow_its_end(tmp_path):
     origin = EventOrigin(pipeline_name="shop", update_id="u1")
     ahead = update_progress(replace(origin, update_id="u0"), UpdateState.COMPLETED, "completed")
     log = EventLog(tmp_path)
@@ -315,7 +315,7 @@ def test_update_is_interrupted_when_its_process_ended(tmp_path):
     assert is_gone()
     status.write_text(json.dumps({"update_id": "another", "process_id": ended.pid}))
     assert not is_gone()
-    # On a storage that several machines share, a process id says something on its own machine only.
+    # On a shared storage, the process id may belong to another machine.
     here = {"update_id": "u1", "process_id": ended.pid, "host": socket.gethostname()}
     status.write_text(json.dumps(here))
     assert is_gone()
@@ -366,7 +366,7 @@ def test_log_is_read_again_after_a_cleanup(logs, demo):
 def test_page_keeps_its_data_when_the_log_is_deleted(logs, demo):
     path = next((logs / "demo").glob("*.jsonl"))
     assert demo.recorded("latest").model.folded == len(path.read_bytes().splitlines())
-    # A file that goes between a look at it and its opening; a folder cannot be opened, either.
+    # As if the file was deleted after it was listed: a folder cannot be opened either.
     path.rename(path.with_suffix(".away"))
     path.mkdir()
     recorded = demo.recorded("latest")

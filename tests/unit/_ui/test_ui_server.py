@@ -276,7 +276,7 @@ def test_no_change_is_lost_while_a_message_is_built(logs, demo, monkeypatch):
 
     def slow_encode(body):
         if looks.is_set():
-            # The log is looked at on another thread meanwhile, from beginning to end.
+            # Meanwhile, another thread reads the whole log.
             armed.clear()
             may_look.set()
             has_looked.wait(30)
@@ -371,7 +371,7 @@ def test_all_streams_end_when_some_end_before_others(demo, shop):
             held = hub._topics[("shop", "latest")].wake
             async with held:
                 closing = asyncio.ensure_future(hub.close())
-                # The stream of the first ends, and its topic with it, while the second is held.
+                # The stream and topic of the first pipeline end while the second topic is locked.
                 await waits[0]
             await closing
             return [await each for each in waits], hub.watchers

@@ -37,7 +37,7 @@ def test_connection_with_an_incomplete_request_ends(logs, monkeypatch: pytest.Mo
             assert slow.recv(100) == b""
             with urllib.request.urlopen(f"http://127.0.0.1:{place[1]}/", timeout=30) as page:
                 assert page.status == 200
-            # One that is answered for as long as somebody looks goes on.
+            # The stream of events remains open after the limit for incomplete requests.
             seen = b""
             while b"event: update" not in seen:
                 seen += stream.recv(65536)

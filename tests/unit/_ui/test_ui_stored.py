@@ -21,7 +21,7 @@ NAME = "spark_catalog.default.silver"
 
 @pytest.fixture
 def storage(logs, tmp_path):
-    """The shop's tables: one with rows, also in quarantine; secrets are planted in both."""
+    """A table of `shop` and its quarantine table, both with secrets in their rows."""
     root = tmp_path / "storage"
     texts, _ = planted()
     table = root / "tables/spark_catalog/default/silver"
@@ -35,7 +35,7 @@ def storage(logs, tmp_path):
 
 @pytest.fixture
 def client(logs, storage):
-    tables = TableBrowser(str(storage), monotonic=lambda: 0.0)  # no search is cut short
+    tables = TableBrowser(str(storage), monotonic=lambda: 0.0)  # no search reaches its time limit
     recording = Recording(key="shop", label="shop", directory=logs / "shop", tables=tables)
     blind = Recording(key="blind", label="blind", directory=logs / "shop")
     app = build_app([recording, blind], host="127.0.0.1", token=None)
@@ -133,7 +133,7 @@ def test_files_and_versions_of_a_table_are_shown(client, storage):
 def test_many_small_files_give_a_warning(client, storage):
     table = storage / "tables/spark_catalog/default/silver"
     schema = DeltaTable(table).schema()
-    for number in range(20):  # only the log is read
+    for number in range(20):  # the files need not exist: only the log is read
         files = [f"{number}-{part}.parquet" for part in range(6)]
         adds = [AddAction(file, 900, {}, number, True, '{"numRecords": 1}') for file in files]
         DeltaTable(table).create_write_transaction(adds, "append", schema)

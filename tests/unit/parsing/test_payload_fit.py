@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from penstock.errors import DefinitionError
 from penstock.parsing.fit import MisfitError, compile_fit
 
-# DDL cannot be parsed without a JVM.
+# Without a JVM, DDL cannot be parsed.
 TYPES: dict[str, DataType] = {
     "INT": IntegerType(),
     "BIGINT": LongType(),

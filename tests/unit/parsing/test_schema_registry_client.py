@@ -1,4 +1,4 @@
-"""The client against a local server with scripted responses, for failures that are rare."""
+"""The client of the schema registry with rare failures of a local server."""
 
 import json
 import struct

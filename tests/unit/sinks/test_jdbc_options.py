@@ -252,7 +252,7 @@ def test_mysql_upsert_keeps_the_newest_row_per_key_in_the_collation_of_the_table
 
 
 class Staged:
-    """A database whose staging table has these partitions, attempts and counts."""
+    """A database whose staging table has these rows of partition, attempt and count."""
 
     def __init__(self, *rows):
         self.rows = [tuple(map(str, row)) for row in rows]
@@ -265,7 +265,7 @@ class Staged:
     ("rows", "count", "attempts"),
     [
         ([(-1, 7, 1), (0, 8, 3), (0, 9, 3), (1, 10, 2)], 5, [(0, 8), (1, 10)]),
-        # A second task of a partition can end after the count: the condition always has the first.
+        # A second attempt may end after the count, so there is always a condition.
         ([(-1, 7, 1), (0, 8, 3)], 3, [(0, 8)]),
         ([(-1, 7, 1)], 0, []),
     ],

@@ -1,4 +1,4 @@
-"""Notifications with rows, as plain text and for Slack."""
+"""Notifications about rows, as plain text and for Slack."""
 
 import json
 import smtplib

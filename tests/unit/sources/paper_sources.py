@@ -1,4 +1,4 @@
-"""Streams of flows without their systems: what Kafka, Delta and folders would answer is literal."""
+"""Sources without their systems: offsets and versions of Kafka and Delta are literals."""
 
 import json
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ def checkpoint(
     first: Any = None,
     files: Mapping[str, int] | None = None,
 ) -> Checkpoint:
-    """A checkpoint with one planned batch of these offsets.
+    """Write a checkpoint with one planned batch.
 
     Args:
-        folder: Its path.
-        planned: Offsets of the batch, one per source; none without a batch.
-        first: What its source noted before the first batch.
-        files: Time of the last change by file that was taken into a batch.
+        folder: Path of the checkpoint.
+        planned: Offsets of the batch, one per source. Without offsets, no batch is planned.
+        first: The initial offsets, which the source stores before the first batch.
+        files: Modification times of the files in the log of the source, by path.
     """
     sources = folder / "sources" / "0"
     sources.mkdir(parents=True, exist_ok=True)
     (folder / "metadata").write_text('{"id": "x"}')
     if first is not None:
-        # A zero byte stands before the version: Spark writes it so.
+        # Spark writes a zero byte before the version.
         (sources / "0").write_text(f"\0v1\n{json.dumps(first)}")
     if files:
         lines = [
@@ -62,7 +62,7 @@ def checkpoint(
 
 
 class Topics:
-    """What a broker has."""
+    """The offsets that a broker returns."""
 
     def __init__(self, first: Offsets, next_: Offsets, by_time: Offsets) -> None:
         self._first, self._next, self._by_time = first, next_, by_time
@@ -73,7 +73,7 @@ class Topics:
 
 
 class PaperTopics(KafkaStream):
-    """Topics of which the broker has these offsets."""
+    """A Kafka source whose topics have these offsets."""
 
     def __init__(self, first: Offsets, next_: Offsets, by_time: Offsets | None = None) -> None:
         OpenedSource.__init__(self, _NO_ROWS, name="kafka", unit="offsets")
@@ -83,7 +83,7 @@ class PaperTopics(KafkaStream):
 
 
 class PaperTable(DeltaStream):
-    """The table `/t`, whose versions are ten seconds apart."""
+    """A stream of the table `/t`, which has a version every ten seconds."""
 
     def __init__(self) -> None:
         OpenedSource.__init__(self, _NO_ROWS, name="table /t", unit="versions")
@@ -98,7 +98,7 @@ class PaperTable(DeltaStream):
 
 
 class PaperFolder(FileStream):
-    """Folders; files are looked for on the local disk. Without any, it reads every file."""
+    """A source of files in local folders. Without folders, it reads every file."""
 
     def __init__(self, *folders: str) -> None:
         OpenedSource.__init__(self, _NO_ROWS, name=f"files {folders}", unit="files")

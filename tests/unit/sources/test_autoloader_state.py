@@ -112,7 +112,7 @@ def test_new_fields_are_added_at_the_end_of_a_schema():
 
 def test_new_fields_are_added_to_values_of_maps():
     known = struct(m=MapType(StringType(), struct(a=LongType())))
-    # Of JSON, each key of a map is seen as a field.
+    # The schema inferred from JSON has a field for each key of the map.
     keys = struct(m=struct(x=struct(a=LongType(), b=DoubleType()), y=struct(c=StringType())))
     grown, added = add_fields(known, keys)
     assert grown.simpleString() == "struct<m:map<string,struct<a:bigint,b:double,c:string>>>"
@@ -143,7 +143,7 @@ def test_marked_fields_are_hidden_in_a_schema():
 def test_inferred_types_hold_the_values_of_all_files():
     schema = widest([struct(a=LongType(), b=LongType()), struct(A=DoubleType(), b=StringType())])
     assert schema.simpleString() == "struct<a:double,b:string>"
-    # Of columnar files: a string would hold the values of neither.
+    # In columnar files, neither type can be read as a string.
     schema = widest([struct(a=ByteType(), b=IntegerType()), struct(a=ShortType(), b=ShortType())])
     assert schema == struct(a=ShortType(), b=IntegerType())
     assert one_spelling(struct(a=LongType(), A=StringType())) == struct(a=LongType())
@@ -163,7 +163,7 @@ def test_type_that_would_lose_values_is_named():
         (ArrayType(LongType()), ArrayType(DecimalType(9, 2)), False),
         (DateType(), TimestampType(), False),
         (DateType(), DateType(), True),
-        (DateType(), IntegerType(), True),  # days since 1970, without Parquet's annotation
+        (DateType(), IntegerType(), True),  # days since 1970 without Parquet's annotation
         (LongType(), DecimalType(18, 0), True),
         (LongType(), IntegerType(), True),
         (ShortType(), IntegerType(), True),
@@ -183,7 +183,7 @@ def test_type_that_the_reader_would_misread_is_named(file_format, known, seen, f
         ('Cannot invoke "com.acme.Codec.read()" because "codec" is null', False),
     ],
 )
-def test_a_null_pointer_is_broken_content_only_in_the_reader_of_avro(cause, is_content):
+def test_null_pointer_exception_means_a_corrupt_file_only_in_the_avro_reader(cause, is_content):
     source = MagicMock()
     source.roots.list.return_value = []
     text = (
@@ -192,7 +192,7 @@ def test_a_null_pointer_is_broken_content_only_in_the_reader_of_avro(cause, is_c
     )
     flow = Flow(name="f", target="t", function=lambda: None, origin=SourceLocation("a.py", 1))
     assert recover(text, source, flow) is None
-    # A file that may be broken is read once more.
+    # A file that may be corrupt is read again.
     assert source.roots.list.called is is_content
 
 

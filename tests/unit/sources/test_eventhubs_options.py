@@ -42,7 +42,7 @@ def test_starting_position_is_translated(position, expected):
     made = options(eventhubs_startingPosition=position, eventhubs_consumerGroup="$Default")
     name, value = expected
     assert made[name] == value
-    # A partition may have no event since then.
+    # A partition may have no event after the timestamp.
     strategy = "latest" if name == "startingTimestamp" else None
     assert made.get("startingOffsetsByTimestampStrategy") == strategy
     prepare_source_options(made)

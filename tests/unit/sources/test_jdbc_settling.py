@@ -1,4 +1,4 @@
-"""When a key counts as settled: against a database that is a list of transactions."""
+"""The keys that no open transaction can precede, with a simulated database."""
 
 from contextlib import nullcontext
 
@@ -12,7 +12,7 @@ OPTIONS = {"url": "jdbc:postgresql://db/shop", "dbtable": "orders", "partitionCo
 
 
 class Server:
-    """Keys that are visible, and transactions that write; `on_ask` may change both."""
+    """A database with visible keys and open transactions."""
 
     def __init__(self) -> None:
         self.visible: list[int] = []
@@ -48,18 +48,18 @@ def test_key_is_settled_when_earlier_transactions_have_ended():
     assert settled(marks) is None
     server.visible, server.writers = [2], {"1/7"}
     assert settled(marks) is None
-    # Others come and write on: they take greater keys.
+    # A transaction that starts later writes greater keys.
     server.visible, server.writers = [2, 4], {"1/7", "2/8"}
     assert settled(marks) is None
     server.visible, server.writers = [1, 2, 4], {"2/8"}
     assert settled(marks) == 2
-    # Now the mark is 4, and the second one holds it back.
+    # Key 4 is not settled before the transaction 2/8 has ended.
     assert settled(marks) == 2
     server.writers = {"3/9"}
     assert settled(marks) == 4
 
 
-def test_prepared_transaction_holds_back_keys():
+def test_keys_are_not_settled_before_a_prepared_transaction_ends():
     server = Server()
     marks = server.marks()
     server.visible, server.writers = [2], {"1/7"}
@@ -91,7 +91,7 @@ def test_transaction_that_does_not_end_is_an_error():
         marks.settle(0)
 
 
-def test_views_are_held_back_by_transactions_of_all_tables():
+def test_keys_of_views_wait_for_transactions_of_all_tables():
     server = Server()
     marks = server.marks(dbtable="(SELECT * FROM a JOIN b USING (id)) x")
     server.visible = [1]
@@ -103,7 +103,7 @@ def test_views_are_held_back_by_transactions_of_all_tables():
 
 
 class Relation:
-    """A server that has one relation of a kind."""
+    """A server with one relation of this kind."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -136,7 +136,7 @@ def test_overlap_of_timestamps_is_an_interval_and_of_numbers_a_number():
         ({}, ("90", False)),
         ({"startingKey": "95"}, ("95", True)),
         ({"startingKey": "80"}, ("90", False)),
-        # Chosen after these keys were read: nothing between is left out.
+        # A greater key has no effect, as rows up to 100 have been read.
         ({"startingKey": "500"}, ("90", False)),
     ],
 )
@@ -146,7 +146,7 @@ def test_overlap_begins_at_the_starting_key(start, begin):
     stream._bounds, stream._kind, stream._overlap = KeyRange(), KeyKind.INTEGER, 10
     key, is_inclusive = stream._begin(Key(KeyKind.INTEGER, "100"))
     assert (key.text, is_inclusive) == begin
-    # At a start at the newest key, a transaction may have written smaller ones.
+    # After a start at the newest key, open transactions may write smaller keys.
     stream._bounds = KeyRange(after="95")
     key, is_inclusive = stream._begin(Key(KeyKind.INTEGER, "100"))
     assert (key.text, is_inclusive) == ("90", False)

@@ -1,4 +1,4 @@
-"""Brokers that the source names and the settings map."""
+"""Brokers of a source that the settings map to others."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -61,7 +61,7 @@ def test_topic_that_is_recreated_between_two_batches_is_an_error_of_the_later_on
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
     topics.check_identity({}, flow, "t")
     ids["a"] = "r2"
-    topics.check_batch("", 0)  # the ids were compared just now
+    topics.check_batch("", 0)  # not compared: the last comparison is recent
     monkeypatch.setattr(kafka_source, "_COMPARE_SECONDS", 0.0)
     with pytest.raises(CheckpointError, match="TOPIC_RECREATED"):
         topics.check_batch("", 1)
@@ -76,7 +76,7 @@ def test_id_of_a_topic_that_appears_is_stored_after_its_first_batch(monkeypatch)
     flow = Flow(name="f", target="t", function=lambda: None, origin=source_location("a.py", 1))
     topics.check_identity({}, flow, "t")
     stored = []
-    twin = PaperTopics({}, {})  # of a self-join: identified by the other
+    twin = PaperTopics({}, {})  # the other side of a self-join
     twin._spark, twin._options = None, topics._options
     sources = [twin, topics]
     query = RunningQuery(
@@ -102,7 +102,9 @@ def test_id_of_a_topic_that_appears_is_stored_after_its_first_batch(monkeypatch)
         ({"subscribe": "c"}, "a, b,", "earliest"),
     ],
 )
-def test_partition_that_was_read_cannot_be_left_out(tmp_path, options, left_out, start):
+def test_source_is_refused_when_a_partition_of_its_checkpoint_is_missing(
+    tmp_path, options, left_out, start
+):
     offsets = json.dumps({"a": {"0": 5, "1": 7}, "b": {"0": 3}})
     for name, text in {"offsets/4": f"v1\n{{}}\n{offsets}", "commits/4": "v1\n{}"}.items():
         (tmp_path / name).parent.mkdir()
@@ -123,7 +125,7 @@ def test_partition_that_was_read_cannot_be_left_out(tmp_path, options, left_out,
 
 
 class LosingSource(OpenedSource):
-    """Lost all that a batch was to read."""
+    """A source that has lost all rows of each batch."""
 
     def __init__(self):
         super().__init__(None, name="kafka t")

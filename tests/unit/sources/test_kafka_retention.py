@@ -1,4 +1,4 @@
-"""When unread rows go, from what is known of a partition; and that unknown stays unknown."""
+"""When Kafka deletes unread rows of a partition, or that this is unknown."""
 
 from penstock.sources.kafka.lag import LossRisk, Retention, Risk, StartRate, risk_of
 
@@ -23,7 +23,7 @@ def test_deletion_time_follows_from_age_and_size():
     assert (risk(WEEK).loss, risk(WEEK).seconds, risk(WEEK).by) == ("expected", 604_760.0, "age")
     assert risk(BOTH, now=500_000).seconds == 0.0
     assert (risk(SIZED, rate=2.0).seconds, risk(SIZED, rate=2.0).by) == (20.0, "size")
-    # Whichever comes first.
+    # The earlier deletion time is returned.
     assert (risk(BOTH, rate=4.0).seconds, risk(BOTH, rate=4.0).by) == (10.0, "size")
     assert (risk(BOTH, rate=0.1).seconds, risk(BOTH, rate=0.1).by) == (60.0, "age")
 

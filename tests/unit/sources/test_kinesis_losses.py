@@ -16,7 +16,7 @@ STREAM = KinesisStream(NO_ROWS, ["a"], name="kinesis a")
 
 
 def losses(start: Offset | None, end: Offset, rows: int, tolerant: bool = True) -> list[Loss]:
-    """What is lost of the batch of a flow that reads Kafka besides."""
+    """Losses of a batch of a flow that also reads Kafka."""
     after = Offset(end.streams, tolerant=tolerant)
     entry = {
         "startOffset": None if start is None else start.to_json(),

@@ -87,7 +87,7 @@ def test_closed_shards_are_removed_when_read_and_lost_when_unread():
     assert list(result.gone) == ["s1", "s2"]
     assert (result.positions["s1"].lost, result.positions["s2"].lost) == ("5", "?")
     assert result.positions["s1"].closed
-    # A batch later they are gone for good.
+    # The next batch does not contain them.
     assert set(reconcile(result.positions, [Shard(id="s3", first=1)], NOW).positions) == {"s3"}
 
 

@@ -113,7 +113,7 @@ def test_batch_read_cannot_start_at_latest():
         checked(streaming=False, initialPosition="latest")
 
 
-def test_text_of_options_has_no_keys():
+def test_repr_of_options_has_no_access_keys():
     try:
         options = checked(awsAccessKey="AKIASHOWN", awsSecretKey="hidden/word+1")
         assert "hidden" not in repr(options)
@@ -123,7 +123,7 @@ def test_text_of_options_has_no_keys():
         forget_secrets()
 
 
-# Made with the Kinesis Producer Library's format: keys k0 and k1, records (k0, a), (k1, b).
+# In the format of the Kinesis Producer Library: keys k0 and k1, records (k0, a), (k1, b).
 _MESSAGE = b"\x0a\x02k0\x0a\x02k1\x1a\x05\x08\x00\x1a\x01a\x1a\x05\x08\x01\x1a\x01b"
 
 

@@ -1,4 +1,4 @@
-"""A shard whose iterator gives nothing: because of a gap, or because its place has expired."""
+"""A shard whose iterator returns no records, after a gap or because its position has expired."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ DAYS = 3 * 24 * 3600 * 1000
 
 
 class Pages:
-    """Answers with prepared pages, by iterator."""
+    """A client that returns a fixed page for each iterator."""
 
     def __init__(self, **pages: Page) -> None:
         self._pages = pages

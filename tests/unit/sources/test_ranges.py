@@ -1,4 +1,4 @@
-"""The two ends of a range: fixed, not beyond what the flow has read, and never empty."""
+"""Ranges have fixed ends, which the flow has read, and are not empty."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ OTHER = OpenedSource(NO_ROWS, name="rate")
 
 @dataclass
 class Streams:
-    """One stream of a flow, and how far the flow has read it."""
+    """A source of a flow and the checkpoint of the flow."""
 
     source: OpenedSource
     done: Checkpoint
@@ -63,13 +63,13 @@ def refused(streams: Streams, *wanted: str | None) -> str:
     return error.value.condition
 
 
-def test_a_range_of_kafka_ends_where_the_flow_is(tmp_path: Path):
+def test_range_of_kafka_ends_at_the_position_of_the_flow(tmp_path: Path):
     kafka = Streams(topics(), checkpoint(tmp_path / "done", {"t": {"0": 12, "1": 9}}))
     position, (report,) = resolve(kafka, None, None)
     assert position["offsets"] == {"t": {"0": 2, "1": 3}}
     assert position["end_offsets"] == {"t": {"0": 12, "1": 9}}
     assert (report.count, report.text) == (16, "t-0 2 to 11; t-1 3 to 8")
-    # A partition without a part of the range begins at its end.
+    # A partition that is not in the range starts at its end offset.
     position, (report,) = resolve(kafka, "1970-01-01", '{"t": {"0": 6}}')
     assert position["offsets"] == {"t": {"0": 4, "1": 9}}
     assert (position["end_offsets"], report.count) == ({"t": {"0": 6}}, 2)
@@ -91,7 +91,7 @@ def test_versions_are_included_and_timestamps_are_not(tmp_path: Path):
     position, _ = resolve(table, None, "latest")
     assert position["end_versions"] == {"/t": 6}
     assert refused(table, None, "version=7") == "BACKFILL_NOT_READ_YET"
-    # What is read in part does not count as read.
+    # A version that is not read completely does not count as read.
     part = checkpoint(tmp_path / "part", {**offset, "index": 3, "isStartingVersion": True})
     assert refused(Streams(PaperTable(), part), None, "version=3") == "BACKFILL_NOT_READ_YET"
     assert refused(table, "version=5", "version=4") == "BACKFILL_RANGE_INVALID"
@@ -109,7 +109,7 @@ def test_files_of_a_range_are_selected_by_time_and_name(tmp_path: Path):
     assert refused(folder, None, None, "x*") == "BACKFILL_RANGE_INVALID"
 
 
-def test_two_folders_of_a_flow_are_counted_apart(tmp_path: Path):
+def test_files_of_two_folders_are_counted_separately(tmp_path: Path):
     taken = {"file:///a/1.json": 10_000, "file:///a/2.json": 20_000, "file:///b/3.json": 30_000}
     done = checkpoint(tmp_path, {}, {}, files=taken)
     folders = [PaperFolder("/a"), PaperFolder("/b/../b/")]
@@ -118,13 +118,13 @@ def test_two_folders_of_a_flow_are_counted_apart(tmp_path: Path):
     wanted = Range(flow="flow", begin=EARLIEST, end=None, files=None, now_ms=90_000)
     position, reports = resolve_range(folders, wanted, done)
     assert [report.count for report in reports] == [2, 1]
-    # One time for both: it must not leave out files of the other.
+    # Both folders have the same end time, which must include the files of each.
     assert position["modified_before"] == "1970-01-01T00:00:30.001Z"
     history = source_history(folders, EARLIEST, [done], 90_000)[1]
     assert [report.missing.split(" that")[0] for report in history] == ["2 files", "1 file"]
     latest = StartPosition(kind=StartKind.LATEST)
     position, _ = start_position(folders[::-1], latest, [done], 30_400)
-    # Nor read one again.
+    # The start time must not include files of either folder that were read.
     assert position["modified_after"] == "1970-01-01T00:00:30.000Z"
 
 

@@ -14,7 +14,7 @@ AT_MS = 1_795_687_200_500
 
 
 def record(key: str, event: str = "ObjectCreated:Put") -> dict[str, Any]:
-    # As documented by Amazon, without what is not read.
+    # The documented format, with only the fields that are read.
     body = {"bucket": {"name": "b"}, "object": {"key": key, "size": 7, "sequencer": "00F"}}
     return {"eventSource": "aws:s3", "eventName": event, "eventTime": AT, "s3": body}
 

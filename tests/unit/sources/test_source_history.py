@@ -1,4 +1,4 @@
-"""What a table that is computed anew would lack: nothing is lost without a word."""
+"""Rows that a table would lack after a full refresh, because sources have deleted them."""
 
 from pathlib import Path
 
@@ -15,16 +15,16 @@ def test_expired_offsets_of_read_rows_are_named():
     ends = {"t": {"0": 100, "1": 20}, "gone": {"0": 7}}
     first = {"t": {"0": 0, "1": 5}}
     assert lost_offsets({"t": {"0": 0, "1": 5}, "gone": {"0": 0}}, ends, first) == ""
-    # Retention took a part of one partition, and the flow had begun behind the part of the other.
+    # Offsets before 40 have expired in partition 0. The flow started at offset 5 of partition 1.
     text = lost_offsets({"t": {"0": 40, "1": 5}}, ends, first)
     assert "t-0 0 to 39" in text
     assert "t-1" not in text
-    assert "gone-0 0 to 6" in text  # a topic that is not there any more
-    # What was never read cannot be lost.
+    assert "gone-0 0 to 6" in text  # a topic that was deleted
+    # Offsets that the flow has not read are not lost.
     assert lost_offsets({"t": {"0": 900}}, {"t": {"0": 3}}, {}).endswith("t-0 0 to 2 are not read")
 
 
-def test_removals_count_from_the_creation_of_the_checkpoint():
+def test_removed_rows_are_counted_since_the_creation_of_the_checkpoint():
     log = LoggedRemovals(0, {3: ("DELETE", 500), 7: ("MERGE", 1500), 9: ("DELETE", 1600)})
 
     def lost(
@@ -38,7 +38,7 @@ def test_removals_count_from_the_creation_of_the_checkpoint():
     missing, note = lost()
     assert missing.endswith("by version 7 (MERGE), 9 (DELETE)")
     assert note == ""
-    assert lost(read=0) == ("", "")  # it has read nothing yet
+    assert lost(read=0) == ("", "")  # the flow has not read any version
     assert "3 (DELETE), 7 (MERGE)" in lost(own_start="2")[0]
     assert "versions before 4" in lost(start=4)[0]
     missing, note = lost(LoggedRemovals(5, {}))
@@ -65,7 +65,7 @@ def test_checkpoint_has_the_initial_offsets_of_kafka(tmp_path: Path):
     assert list(checkpoints.first_offsets(done)) == [{"t": {"0": 12}}]
     assert list(checkpoints.last_offsets(done)) == [{"t": {"0": 30}}]
     assert checkpoints.created_ms(done) > 0
-    # Retention took what lay before the offset 20; before 12 the flow had read nothing.
+    # Offsets before 20 have expired, and the flow started at offset 12.
     topics = PaperTopics({"t": {"0": 20}}, {"t": {"0": 40}})
     _, history = topics.history(EARLIEST, [done], 90_000)
     assert (history.again, history.missing) == (10, "offsets of t-0 12 to 19 are not read")

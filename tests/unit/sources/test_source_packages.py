@@ -1,4 +1,4 @@
-"""Sources of other packages: what their entry points give, and which are refused."""
+"""Sources in other packages: their entry points, and entry points that are refused."""
 
 import importlib
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, value: str) -> None:
-    """What pip writes beside a package."""
+    """Write the metadata that pip installs for a package."""
     folder = site / "tape_source-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tape-source\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""Start positions as users name them, and what a start means."""
+"""Parsing of start positions, and the effect of a start at a position."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_start_positions_are_parsed():
     assert at == parse_start("2026-03-01T12:00:00+02:00") == parse_start("2026-03-01 10:00")
     assert str(at) == "2026-03-01T10:00:00.000Z"
     assert parse_start("timestamp=2026-03-01").timestamp_ms == 1_772_323_200_000
-    # One spelling of a partition: no other would be found.
+    # Partitions are normalized, because they are compared as strings.
     assert parse_start('{"t": {"01": 5}}').offsets == {"t": {"1": 5}}
     wrong = ("", "soon", "version=", "version=-1", "version=x", "offset=3", "key=")
     for text in (*wrong, '{"t": {"x": 1}}', '{"t": {"0": -1}}', '{"t": 3}', "{"):
@@ -146,7 +146,7 @@ def test_brokers_that_do_not_respond_are_named(text: str):
     assert "of kafka do not respond" in error.message
 
 
-def test_only_replayable_targets_get_rows_again():
+def test_rows_are_read_again_only_for_targets_that_allow_it():
     some = (StartReport(source="t", unit="offsets", again=6, skipped=0),)
     none = (StartReport(source="t", unit="offsets", again=0, skipped=4),)
     unknown = (StartReport(source="t", unit="rows", again=None, skipped=None),)
@@ -167,9 +167,9 @@ def test_position_overrides_the_options_of_the_query():
         return kafka.options_at(options, position, topics)
 
     assert of_topics({}) == options
-    # As versions before this one have kept it with a flow, too.
+    # The format that earlier versions stored in the state of a flow as well.
     position = {"offsets": {"t": {"0": 3}}, "versions": {"/a": 7}, "modified_after": "x"}
-    # A partition that came later is read from its first record.
+    # A partition that was added later is read from its first record.
     text = '{"t": {"0": 3, "1": -2}}'
     assert of_topics(position) == {"subscribe": "t", "startingOffsets": text}
     own = {"startingversion": "1"}

@@ -1,4 +1,4 @@
-"""Rows of a test: the datasets and tables that they stand for. No update is run."""
+"""The datasets and tables that the added rows of a test replace. No update is run."""
 
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -26,7 +26,7 @@ SCHEMA = StructType().add("id", IntegerType()).add("amount", IntegerType())
 
 @pytest.fixture
 def update(tmp_path, monkeypatch, draft):
-    """A test of the draft; its updates only read the tables of `reads`."""
+    """A test of `draft` with a stub of its updates, which read the tables of `reads`."""
     (tmp_path / "penstock.yaml").write_text(SPEC, encoding="utf-8")
     (tmp_path / "pipeline.py").write_text("import dlt\n", encoding="utf-8")
     update = SimpleNamespace(reads=(), hooks=(), spark=MagicMock())
@@ -47,7 +47,7 @@ def update(tmp_path, monkeypatch, draft):
 
 
 def readers(update):
-    """Of each flow whose query was replaced: whether it reads a stream."""
+    """The flows whose queries were replaced, and whether each reads a stream."""
     return {
         flow.name: flow.function() is update.spark.readStream.format().load()
         for flow in update.declared.flows
@@ -98,7 +98,7 @@ def test_dataset_of_added_rows_is_matched_in_any_spelling(update, draft, source)
     update.reads = ("raw",)
     update.test.add_rows(source, [{"id": 1}]).run()
     assert readers(update) == {"raw": True}
-    assert update.tables["raw"] is None  # another reader of the name must not see the rows
+    assert update.tables["raw"] is None  # other readers of that name must not get the rows
 
 
 def test_unqualified_name_matches_the_only_dataset_with_it(update, draft):

@@ -52,7 +52,7 @@ SCHEMAS = {"orders_bronze": BRONZE, "orders": SILVER, "orders_quarantine": QUARA
 
 
 class DemoTablesOnDisk:
-    """Tables as the pipeline would write them, one version per call of `add`."""
+    """Tables as the pipeline writes them. Each call of `add` commits a version."""
 
     def __init__(self, folders: DemoFolders) -> None:
         self.folders = folders

@@ -42,7 +42,7 @@ class Producer:
 
 
 class SlowProducer(Producer):
-    """Sends its last order later than any timeout."""
+    """A producer that does not send its last order before a timeout."""
 
     was_cut_short = False
 

@@ -11,7 +11,7 @@ RANGES = {0: (0, 3), 1: (0, 1)}
 
 @pytest.fixture
 def finished(tables: Any, bronze: Any) -> Any:
-    """Everything in Kafka went through all flows."""
+    """Tables and checkpoints after all flows have processed all messages."""
     tables.add("orders_bronze", [bronze(0, offset, b"x") for offset in range(3)])
     tables.add("orders_bronze", [bronze(1, 0, b"x")])
     tables.add("orders", [{"partition": 0, "offset": 0}])

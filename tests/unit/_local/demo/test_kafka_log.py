@@ -1,4 +1,4 @@
-"""Offsets of a broker that is starting; the client is a stub."""
+"""Reading offsets while the broker starts, with a stub of the Kafka client."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ class KafkaException(Exception):
 
 
 class StartingConsumer:
-    """Raises errors first."""
+    """A consumer whose first calls fail with these errors."""
 
     def __init__(self, errors: list[str]) -> None:
         self.errors = errors

@@ -133,7 +133,7 @@ def test_malformed_messages_have_no_order_id(messages: list[Message], kinds: lis
     assert any(value.startswith(b'{"order_id":') for value in broken)
 
 
-def test_duplicate_breaks_the_same_expectations_as_its_original(
+def test_duplicate_violates_the_same_expectations_as_its_original(
     messages: list[Message],
 ) -> None:
     by_value: dict[bytes, set[tuple[str, ...]]] = {}
