@@ -84,6 +84,8 @@ CALL = "An error occurred while calling o213.getFileSystem."
          "Method openFolder([]) does not exist\n\tat py4j.A",
          "Method openFolder([]) does not exist"),
         (f"Py4JJavaError: {CALL}\n: a.b.CException: why", "why"),
+        ("read on s3a://b: a.b.SdkException: refused (attempt: 6):    a.b.SdkException: refused "
+         "(attempt: 6): refused", "read on s3a://b: a.b.SdkException: refused (attempt: 6)"),
         (CALL, "the JVM of Spark did not respond"),
         ("An error occurred while calling o213.load", "the JVM of Spark did not respond"),
         ("[X] what happened;\n'Project [a]", "[X] what happened"),

@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from penstock._model.exception_text import first_line
 from penstock._model.quantity import plural
 from penstock._runtime.lease import describe_holder, holder_lives, own_record, record_of
 from penstock._runtime.system import SystemProcesses
@@ -197,7 +198,7 @@ class StorageLease:
         text = full_text(error)
         if "LEASE_LOST" in text:  # taken over before a renewal
             return self._held(self._newest()[1])
-        reason = text.strip().rpartition("\n")[2]
+        reason = first_line(text.strip().rpartition("\n")[2])
         hint = "check the endpoint, that the bucket exists, and that the credentials are "
         hint += "valid and allow to list, read, write and delete there"
         if "No FileSystem for scheme" in reason:

@@ -14,6 +14,8 @@ _CALL_ALONE = re.compile(r"(?:Py4J\w*Error: )?An error occurred while calling [^
 _GENERATED_VIEW = re.compile(r"`__penstock_\d+`\.")
 # Delta breaks some of its sentences across lines.
 _WRAPPED = re.compile(r"(?<=[\w,)]) ?\n ?(?=[a-z])")
+# Hadoop repeats the text of the SDK of a store.
+_REPEATED = re.compile(r"(\b[\w.$]+(?:Exception|Error): .+?):\s+\1.*")
 _NO_ANSWER = "the JVM of Spark did not respond"
 
 
@@ -33,5 +35,5 @@ def first_line(error: BaseException | str) -> str:
     else:
         text = _CALL.sub(r"\1", text, count=1)
         line = (_WRAPPED.sub(" ", text) if text.startswith("[DELTA_") else text).split("\n", 1)[0]
-    line = _GENERATED_VIEW.sub("", line)
+    line = _REPEATED.sub(r"\1", _GENERATED_VIEW.sub("", line))
     return redact(line.strip().removesuffix(";"))
