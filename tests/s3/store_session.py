@@ -13,6 +13,7 @@ Each line of standard input is a list in JSON: a call and its arguments.
     late FOLDER                 whether a state file exists that a driver ends without its lease
     checkpoint FOLDER           whether an offset exists before and after it is created
     lease PLAN                  one of two drivers that race for a lease
+    overtaken FOLDER STORAGE    the same of an update whose lease is taken over before its batch
     penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
 
 The answer is a line on standard output.
@@ -32,10 +33,11 @@ from typing import Any
 from unittest import mock
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock._cli.main import main
 from penstock._execution import storage_lease
+from penstock._execution.running import RunningQuery
 from penstock._execution.storage_lease import StorageLease
 from penstock._formats.options import file_options
 from penstock._local.cds import java_options
@@ -190,6 +192,24 @@ def late(spark: SparkSession, folder: str) -> bool:
     return bool(files.exists(path))
 
 
+def overtaken(spark: SparkSession, folder: str, storage: str) -> tuple[int, str]:
+    """The other driver has the lease when the first batch is planned, and has released it."""
+    on_batch = RunningQuery.on_batch
+    held: list[StorageLease] = []
+
+    def take_over(self: RunningQuery, df: DataFrame, batch_id: int) -> None:
+        record = json.dumps({"pid": 1, "host": "h", "since": "now", "released": True})
+        StorageFiles(spark).write(f"{storage}/state/lease/{99:020d}", record)
+        assert held[0].failure()
+        on_batch(self, df, batch_id)
+
+    with (
+        mock.patch.object(StorageLease, "_renew", lambda lease: held.append(lease)),
+        mock.patch.object(RunningQuery, "on_batch", take_over),
+    ):
+        return penstock(spark, folder, "run")
+
+
 def penstock(spark: SparkSession, folder: str, *arguments: str) -> tuple[int, str]:
     """As on a machine of its own: its locks are in the folder of the project."""
     output = io.StringIO()
@@ -218,6 +238,7 @@ CALLS = {
     "after": after,
     "late": late,
     "checkpoint": checkpoint,
+    "overtaken": overtaken,
     "penstock": penstock,
 }
 

@@ -35,6 +35,19 @@ def bronze():
 def gold():
     return dp.read("bronze").selectExpr("count(*) n")
 """
+SINK = """
+import penstock as dp
+
+
+@dp.foreach_batch_sink
+def called(df, batch_id):
+    open("{folder}/called", "w").close()
+
+
+@dp.append_flow(target="called")
+def call():
+    return spark.readStream.schema("id BIGINT").json("{folder}/in")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +90,20 @@ def test_one_of_two_drivers_gets_the_lease_in_each_race(
 
 def test_driver_without_the_lease_ends_no_state_file(session: StoreSession) -> None:
     assert not session("late", f"s3a://{BUCKET}/late")
+
+
+def test_driver_without_the_lease_passes_no_batch_to_a_sink(
+    server: S3Double, session: StoreSession, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    _add(tmp_path / "in", 0)
+    (tmp_path / "shop.py").write_text(SINK.format(folder=tmp_path), encoding="utf-8")
+    storage = f"s3a://{BUCKET}/overtaken"
+    write_settings(tmp_path, storage, settings_of(server.port))
+    code, output = session("overtaken", str(tmp_path), storage)
+    assert code == 1
+    assert "LEASE_LOST" in output
+    assert not (tmp_path / "called").exists()
 
 
 def test_driver_that_was_suspended_longer_than_its_lease_commits_nothing(

@@ -15,8 +15,9 @@ from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.name import path_segment, resolve_name
 from penstock._model.paths import path_key
+from penstock._tables.files import StorageFiles
 from penstock.errors import ConnectorError
-from penstock.sinks.base import BatchSink, OpenedSink, StreamSink, Write, option
+from penstock.sinks.base import BatchSink, OpenedSink, SinkCommit, StreamSink, Write, option
 from penstock.sinks.registry import sink_of
 
 
@@ -34,11 +35,14 @@ def sink_writer(
     """
     flow, mode = node.flow, node.analysis.output_mode or OutputMode.APPEND
     system, layout, evaluator = sink_of(sink.format), queries.tables.layout, queries.evaluator
+    files = StorageFiles(queries.spark)
     index = evaluator.index
 
     def table_path(name: str) -> str:
         return layout.table_path(resolve_name(name, catalog=index.catalog, schema=index.schema))
 
+    # Of two drivers, a database accepts the one that has opened its sink last.
+    files.check_lease()
     try:
         options = checked_options(sink, df, mode, evaluator.context)
         function = sink.write_batch
@@ -66,7 +70,14 @@ def sink_writer(
         raise
     running.explains_failures(lambda text, batch: system.explain(text, flow, batch))
     if isinstance(opened, BatchSink):
-        running.writes_batches(opened.write, opened.close)
+        write_batch = opened.write
+
+        def write(df: DataFrame, batch_id: int) -> SinkCommit:
+            # A driver that was suspended must not write an old batch after newer ones.
+            files.check_lease()
+            return write_batch(df, batch_id)
+
+        running.writes_batches(write, opened.close)
     return stream_writer(opened, df, mode, running.on_batch, has_batches=running.has_batches)
 
 

@@ -112,7 +112,7 @@ class StorageFiles:
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
             return
         system, remote = hadoop_path(self._spark, uri)
-        self._check_lease()
+        self.check_lease()
         # By default, s3a first lists the path to find out whether it is a folder.
         file = system.createFile(remote).overwrite(True).recursive()
         stream = file.opt("fs.s3a.create.performance", True).build()
@@ -124,7 +124,7 @@ class StorageFiles:
     def delete_tree(self, uri: str) -> None:
         system, remote = hadoop_path(self._spark, uri)
         if local_path(uri) is None:
-            self._check_lease()
+            self.check_lease()
         system.delete(remote, True)
 
     def copy_tree(self, source: str, target: str) -> bool:
@@ -157,12 +157,13 @@ class StorageFiles:
                 child = jvm.org.apache.hadoop.fs.Path(target, name)
                 self._copy(system, entry, other, child)
             return
-        self._check_lease()  # a driver may be suspended in the middle of a copy
+        self.check_lease()  # a driver may be suspended in the middle of a copy
         util, conf = jvm.org.apache.hadoop.fs.FileUtil, system.getConf()
         # Another driver that has taken the lease over may have copied the file, and changed it.
         util.copy(system, path, other, target, False, False, conf)
 
-    def _check_lease(self) -> None:
+    def check_lease(self) -> None:
+        """Fail if another driver has taken over the lease of the storage."""
         lease: Any = self._spark._jvm.penstock.storage.StorageLease
         if not isinstance(lease, JavaPackage):  # a borrowed session may lack it
             lease.check()
