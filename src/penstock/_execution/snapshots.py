@@ -68,9 +68,9 @@ class SnapshotProgress:
         is_named = self._flow.snapshot.next_snapshot is None
         noted = self.state.snapshots.get(str(self._number))
         latest = None if noted is None else decode_version(noted)
-        # The table may have a history although this flow has applied no snapshot: its state was
-        # lost, or it has a new name.
-        may_be_known = self._number < 0 and not is_named
+        # The table may have a history that the state does not know: the flow has a new name, its
+        # state was lost, or a driver that had lost its lease overwrote it with an older one.
+        may_be_known = (self._number < 0 or noted is None) and not is_named
         skipped: Any = None
         while True:
             query = SnapshotQuery(self._flow, latest)
