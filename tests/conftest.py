@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 RECORDED = Path(__file__).with_name("seconds.json")
-# A file with Spark that was never recorded is taken for a long one.
+# A file with Spark tests that was never recorded is assumed to take long.
 UNKNOWN_SECONDS = 30.0
 
 
@@ -25,8 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Processes of tests take signals, also where the run ignores them: after `nohup`, with `&`."""
-    # As Ctrl-C: fixtures stop their servers and processes.
+    """Handle signals even if the run was started with `nohup` or `&`, where they are ignored."""
+    # Handled like Ctrl-C, so that fixtures stop their servers and processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -87,7 +87,7 @@ def archive_options() -> tuple[str, ...]:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Flows are retried as often as ever, but after half a second instead of five."""
+    """Flows are retried as often as usual, but after half a second instead of five."""
     if "unit" in request.path.relative_to(Path(__file__).parent).parts:
         yield
         return
@@ -103,16 +103,16 @@ def short_backoff(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_secrets() -> Iterator[None]:
-    """Forget the secrets of a module: its password `x` would be masked in all later modules."""
+    """Forget the secrets of a module: a password `x` would be masked in all later modules."""
     from penstock._model.redaction import forget_secrets
 
     yield
     forget_secrets()
 
 
-# Queries of tests see a few rows: to generate and compile code for them takes a third of the
-# processor's time, and a second partition behind each shuffle a twelfth. Rows still come in two
-# tasks. Most processes that tests start, and `make test-long`, keep what pipelines have.
+# Queries of tests process a few rows: generating and compiling code for them takes a third of the
+# processor time, and a second shuffle partition a twelfth. Input rows are still read by two tasks.
+# Most processes that tests start, and `make test-long`, keep the settings of pipelines.
 SMALL_QUERIES = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -132,7 +132,7 @@ def spark(
     query_settings: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> "Iterator[SparkSession]":
-    """One session for all Spark tests, built as a pipeline builds its own."""
+    """One session for all Spark tests, built like the session of a pipeline."""
     from penstock._spark.call_sites import own_columns
     from penstock._spark.session import SessionOptions, build_session, stop_session
 
@@ -161,7 +161,7 @@ def spark(
 
 _CONF: pytest.StashKey[tuple["SparkSession", dict[str, str]]] = pytest.StashKey()
 
-# Set by Delta.
+# Settings that Delta itself sets.
 _DELTA_SETS = (
     "spark.databricks.delta.lastCommitVersionInSession",
     "spark.sql.parquet.fieldId.read.enabled",
@@ -171,7 +171,7 @@ _DELTA_SETS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def unchanged_session(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the module that leaves the shared session with other settings of SQL than it had."""
+    """Fail a module that changes SQL settings of the shared session and does not restore them."""
     yield
     if _CONF not in request.config.stash:
         return
@@ -184,7 +184,7 @@ def unchanged_session(request: pytest.FixtureRequest) -> Iterator[None]:
         and key.startswith(("spark.sql.", "spark.databricks."))
         and key not in _DELTA_SETS
     }
-    for key, (before, _) in changed.items():  # the modules behind this one are not to blame
+    for key, (before, _) in changed.items():  # must not affect later modules
         if before is None:
             session.conf.unset(key)
         else:

@@ -1,17 +1,16 @@
-"""The files of tests that a change in some rooms reaches, by the import graph of src.
+"""The test files that a change in some rooms affects, by the import graph of src.
 
     python tests/rooms.py kafka,cli
 
 A room is a package or module below `penstock`, without its underscore (`engine`, `errors`), or a
-word in the names of modules (`kafka`: `sources/kafka`, ...). A test is reached
+word in the names of modules (`kafka`: `sources/kafka`, ...). A test is affected
 
 * if it, or a helper that it imports, imports a module that imports the room, over any number of
   steps; what the text of a pipeline in a test imports counts as well;
-* if its own path has the word (`tests/kafka`, `test_kafka_lag.py`).
+* if its own path contains the word (`tests/kafka`, `test_kafka_lag.py`).
 
-The composition root wires everything, so the walk stops there: of the tests that run whole
-pipelines, only those are listed that meet the rules above as well. `make test` without ROOMS runs
-all.
+The composition root imports everything, so the search stops there: tests that run whole pipelines
+are listed only if they match the rules above as well. `make test` without ROOMS runs all tests.
 """
 
 import ast
@@ -48,7 +47,7 @@ def reached_tests(rooms: Iterable[str]) -> list[str]:
 
 
 def modules_of(graph: grimp.ImportGraph, room: str) -> set[str]:
-    """The modules of a package of this name, else those with this word in their name."""
+    """The modules of the package with this name, or else those with this word in their name."""
     packages = [f"penstock._{room}", f"penstock.{room}"]
     own = {
         module
@@ -63,7 +62,7 @@ def modules_of(graph: grimp.ImportGraph, room: str) -> set[str]:
 
 
 def reached_modules(graph: grimp.ImportGraph, modules: set[str]) -> set[str]:
-    """These modules and all that import them, up to the composition root."""
+    """These modules and all modules that import them, up to the composition root."""
     affected, left = set(modules), list(modules)
     while left:
         importers = graph.find_modules_that_directly_import(left.pop()) - affected - WIRING
@@ -89,7 +88,7 @@ def _has_word(name: str, word: str) -> bool:
 
 @cache
 def _imports(file: Path) -> frozenset[str]:
-    """What a test imports of `penstock`, also through helpers that do not wire pipelines."""
+    """Modules of `penstock` that a test imports, also through helpers that run no pipelines."""
     graph, own, helpers = _graph(), set(), set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -97,7 +96,7 @@ def _imports(file: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # Sources of pipelines that the test writes.
+            # Source text of pipelines that the test writes.
             names = re.findall(r"\bpenstock\.[\w.]+\w", node.value)
         else:
             continue

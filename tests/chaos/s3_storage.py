@@ -41,7 +41,7 @@ class S3Storage:
         )
 
     def copy_to(self, folder: Path) -> None:
-        """Copy the tables, checkpoints and states to a local storage."""
+        """Copy the tables, checkpoints and states to a local folder."""
         for name in ("tables", "checkpoints", "state"):
             (folder / name).mkdir(exist_ok=True)
             copy_files(f"{_PATH}/{name}", str(folder / name), source_filesystem=self._files)

@@ -1,18 +1,18 @@
-"""SIGKILL at random moments, to the demo and to auto CDC beside it; then every row is compared.
+"""Kill the demo and an auto CDC flow with SIGKILL at random times; then compare every row.
 
 A sitting starts in an empty folder and ends with a comparison with the Kafka log. Its result is one
-line of a file, so that 500 kills can be made in as many sittings as it takes; `--table` writes what
-the file holds into docs/reliability.md.
+line of a file, so that 500 kills can be spread over several sittings; `--table` writes the content
+of the file into docs/reliability.md.
 
     export PYTHONPATH=tests/spark:tests/s3
     python tests/chaos/sitting.py --kills 25 [--seed 7] [--record FILE] [--without DEFENCE]
     python tests/chaos/sitting.py --kills 35 --cluster [--s3]
     python tests/chaos/sitting.py --table
 
-`--without decision` or `--without fence` switches a defence off and kills where it is needed: such
-a sitting must find wrong rows, and fails if it does not. `--cluster` runs the pipeline on a
-standalone cluster of two workers, and kills executors and the driver. `--s3` puts tables,
-checkpoints, state and events on S3, where 2 % of the requests fail.
+`--without decision` or `--without fence` switches a defence off and kills at a point where it is
+needed: such a sitting must detect wrong rows, and fails if it does not. `--cluster` runs the
+pipeline on a standalone cluster of two workers, and kills executors and the driver. `--s3` puts
+tables, checkpoints, state and events on S3, where 2 % of the requests fail.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def coins() -> DataFrame:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Whether the condition became true in time."""
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -111,7 +111,7 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def session_members(session: int) -> dict[int, str]:
-    """Living processes of a session, with their names."""
+    """Running processes of a session, with their names."""
     members = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -125,7 +125,7 @@ def session_members(session: int) -> dict[int, str]:
 
 
 class Pipeline:
-    """`penstock run` in a session of its own."""
+    """`penstock run` in a separate session."""
 
     def __init__(self, root: Path, *arguments: str, **environment: str) -> None:
         self._log = root / f"run-{time.time_ns()}.log"
@@ -147,7 +147,7 @@ class Pipeline:
         return self._log.read_text(errors="replace")[-4000:]
 
     def java(self) -> int:
-        """Spark's process."""
+        """The process id of Spark's JVM."""
         pids: list[int] = []
 
         def is_there() -> bool:
@@ -159,7 +159,7 @@ class Pipeline:
         return pids[0]
 
     def has_recovered(self) -> bool:
-        """Whether it has started Spark anew by itself."""
+        """Whether the process has restarted Spark by itself."""
         members = session_members(self.process.pid)
         java = {pid for pid, name in members.items() if "java" in name}
         return bool(self.killed_java and self.process.poll() is None and java - {self.killed_java})
@@ -168,7 +168,7 @@ class Pipeline:
         return self.process.poll() is not None and not session_members(self.process.pid)
 
     def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill all remaining processes of the session."""
         for pid in session_members(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -177,7 +177,7 @@ class Pipeline:
 
 @dataclass
 class Sitting:
-    """What a sitting did and found; one line of the record."""
+    """The kills and the result of a sitting: one line of the record."""
 
     seed: int
     without: str
@@ -218,7 +218,7 @@ class Chaos:
     # -- kills ---------------------------------------------------------------------------------
 
     def run(self, kills: int) -> Sitting:
-        """Kill so many times, let everything be processed, and compare."""
+        """Kill this many times, process all remaining rows, and compare."""
         broker = start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
         try:
             if self.result.cluster:
@@ -254,7 +254,7 @@ class Chaos:
         kind = self.dice.choices(list(self.kinds), list(self.kinds.values()))[0]
         target = ""
         if self.without:
-            # Once for sure where the defence is needed, at a batch that is not the first.
+            # Kill at the point where the defence is needed, in a batch that is not the first.
             kind, target = "group", ":".join((*CONTROLS[self.without], f"{3 + number}+"))
         if self.pipeline is None:
             self.start(target)
@@ -265,7 +265,7 @@ class Chaos:
                 raise SystemExit(f"{target} was not met:\n{pipeline.output}")
         else:
             self.await_commit(pipeline.started)
-            # Around the start of the next flows and batches, or amid many of them.
+            # Around the start of the next flows and batches, or later, among many batches.
             threading.Event().wait(self.dice.uniform(0.0, self.dice.choice((1.0, 10.0))))
         killed, pipeline.killed_java = time.time(), 0
         self.send(kind, pipeline)
@@ -289,12 +289,12 @@ class Chaos:
             self.pipeline = None
 
     def send(self, kind: str, pipeline: Pipeline) -> None:
-        """SIGKILL; returns when the signal was sent, of the broker when a new one answers."""
+        """Send SIGKILL; for the broker, return when the new broker is started."""
         match kind:
             case "executor":
                 os.kill(self.dice.choice(sorted(self.executors())), signal.SIGKILL)
             case "group" | "driver":
-                with contextlib.suppress(ProcessLookupError):  # a kill point was faster
+                with contextlib.suppress(ProcessLookupError):  # already killed at a kill point
                     os.killpg(pipeline.process.pid, signal.SIGKILL)
             case "jvm":
                 pipeline.killed_java = pipeline.java()
@@ -309,7 +309,7 @@ class Chaos:
                 start_broker(self.places.broker, properties={"log.retention.ms": "-1"})
 
     def executors(self) -> list[int]:
-        """The children of the workers."""
+        """The child processes of the workers."""
         pids: list[int] = []
 
         def some() -> bool:
@@ -328,7 +328,7 @@ class Chaos:
         self.pipeline = Pipeline(self.root, *arguments, **self.environment, **extra)
 
     def await_commit(self, since: float) -> None:
-        """Return when a table has a commit that is newer."""
+        """Return when a table has a commit after this time."""
         assert self.pipeline is not None
         pipeline = self.pipeline
         logs, before = self.root / "tables", 0 if self.s3 is None else self.s3.commits()
@@ -347,7 +347,7 @@ class Chaos:
     # -- the comparison ------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """A triggered update processes the rest."""
+        """Run a triggered update that processes the remaining rows."""
         arguments = self.s3.arguments if self.s3 is not None else []
         last = Pipeline(self.root, *arguments, **self.environment)
         try:
@@ -374,7 +374,7 @@ class Chaos:
         self.compare_customers(records)
 
     def compare_customers(self, records: Iterable[Record]) -> None:
-        """One version of a customer per message, each valid until the next one."""
+        """Expect one version of a customer per message, valid until the next version."""
         changes: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         for record in records:
             customer = judge(record).row["customer_id"]
@@ -415,12 +415,12 @@ class Chaos:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that this share of the values does not exceed."""
+    """The smallest value that is not exceeded by this share of the values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def table_of(sittings: list[dict[str, Any]]) -> str:
-    """What the sittings found, as Markdown."""
+    """The results of the sittings as a Markdown table."""
     lines = [
         "| | Kills | Of which | Messages | Lost | Duplicated | Other differences "
         "| Left-over processes | Kill to next commit: median, p95 |",
@@ -463,7 +463,7 @@ def table_of(sittings: list[dict[str, Any]]) -> str:
 
 
 def write_table(record: Path) -> None:
-    """Put the table into the page."""
+    """Write the table into the page."""
     text = record.read_text(encoding="utf-8") if record.exists() else ""
     sittings = [json.loads(line) for line in text.splitlines()]
     page = PAGE.read_text(encoding="utf-8")
