@@ -1,7 +1,7 @@
 """moto's server, in which a conditional write is atomic, as it is on S3.
 
 moto 5.2.5 checks whether an object exists and then writes it, and serves requests on threads: two
-writers at the same moment can both get the answer that they created it. The options are those of
+concurrent writers can both get the response that they created it. The options are those of
 `moto_server`.
 """
 

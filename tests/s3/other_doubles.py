@@ -51,7 +51,7 @@ class _Double:
 
 
 class AzureDouble(_Double):
-    """Azurite. It has no hierarchical namespace, so `abfs` must use the API of blobs."""
+    """Azurite. It has no hierarchical namespace, so `abfs` must use the Blob API."""
 
     jar_set = "azure"
     storage = f"abfs://{BUCKET}@{_HOST}"
@@ -80,7 +80,7 @@ class AzureDouble(_Double):
 class GcsDouble(_Double):
     """fake-gcs-server with an empty bucket.
 
-    It checks the precondition of an upload in one request, but not of one in parts; hence the
+    It checks the precondition of an upload in one request, but not of a multipart upload; hence the
     setting for uploads. It cannot move objects.
     """
 

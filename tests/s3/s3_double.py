@@ -1,4 +1,4 @@
-"""A server with the API of S3 (moto), and a proxy before it that fails as networks do."""
+"""A server with the API of S3 (moto), and a proxy in front of it that simulates failures."""
 
 import http.client
 import os
@@ -23,7 +23,7 @@ _REFUSALS = {"busy": 503, "denied": 403}
 
 
 class S3Double:
-    """The server with an empty bucket; its objects live as long as it does."""
+    """The server with an empty bucket; its objects are kept in memory."""
 
     def __init__(self, log: Path) -> None:
         python = HOME / "bin" / "python"
@@ -59,11 +59,10 @@ class S3Double:
 
 
 class FaultyProxy:
-    """Passes requests on to a server, except where `fault` says otherwise.
+    """Forwards requests to a server, unless `fault` returns a failure.
 
     `fault` gets the number of the request, its method and its path, and returns `""`, `busy` or
-    `denied` (the server never sees it; 503 or 403) or `lost` (the server carries it out; the client
-    gets no answer).
+    `denied` (not forwarded; 503 or 403) or `lost` (forwarded, but the client gets no response).
     """
 
     def __init__(self, port: int, fault: Callable[[int, str, str], str] | None = None) -> None:
@@ -132,7 +131,7 @@ class FaultyProxy:
 
 
 def settings_of(port: int) -> dict[str, str]:
-    """Settings of Spark for the server at a port of this machine."""
+    """Spark settings for the server at a local port."""
     return {
         "spark.hadoop.fs.s3a.endpoint": f"http://127.0.0.1:{port}",
         "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",

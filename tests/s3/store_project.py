@@ -1,4 +1,4 @@
-"""Pipelines on object stores, and the commands and sessions that tests run over them."""
+"""Pipelines on object stores, and the commands and sessions with which tests run them."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def penstock(project: Path, *arguments: str, kill_at: str = "") -> str:
 
 
 class StoreSession:
-    """The process of `store_session.py`, which answers calls one after the other."""
+    """The process of `store_session.py`, which executes calls one after the other."""
 
     def __init__(self, jar_set: str, configuration: Mapping[str, str], storage: str) -> None:
         script = str(Path(__file__).with_name("store_session.py"))
@@ -95,7 +95,7 @@ class StoreSession:
         return answer["result"]
 
     def penstock(self, project: Path, *arguments: str) -> str:
-        """What a command prints that succeeds; it uses this session."""
+        """The output of a command that must succeed; it uses this session."""
         code, output = self("penstock", str(project), *arguments)
         assert code == 0, output
         return output
@@ -105,7 +105,7 @@ class StoreSession:
 
 
 def check_tables(tables: Mapping[str, list[dict[str, Any]]], ids: int) -> None:
-    """Each row of `SOURCE` is in one place, and all that is computed of them is right."""
+    """Each row of `SOURCE` is in exactly one table, and the computed tables are correct."""
     good = [number for number in range(ids) if number % 10]
     assert sorted(row["id"] for row in tables["bronze"]) == good
     bad = [row["id"] for row in tables["bronze_quarantine"]]

@@ -1,22 +1,22 @@
-"""Spark with the jars of an object store, in a process of its own.
+"""Spark with the jars of an object store, in a separate process.
 
     python store_session.py JAR_SET SETTINGS STORAGE
 
-Each line of standard input is a list in JSON: a call and its arguments.
+Each line of standard input is a JSON list: a call and its arguments.
 
     race STORE FOLDER           writers race for versions of a log
     read STORAGE                rows of all tables below a storage
     sql STATEMENT               rows of a statement
     copied PATH                 content of a local copy of a file
-    log STORE PATH              files of a log from a path on
+    log STORE PATH              files of a log, starting at a path
     after ROOT PATH...          files of a root that come after each path
-    late FOLDER                 whether a state file exists that a driver ends without its lease
+    late FOLDER                 whether a state file exists if its driver lost the lease
     checkpoint FOLDER           whether an offset exists before and after it is created
     lease PLAN                  one of two drivers that race for a lease
     overtaken FOLDER STORAGE    the same of an update whose lease is taken over before its batch
     penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
 
-The answer is a line on standard output.
+The result is a line on standard output.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ VERSIONS = 40
 
 
 def race(spark: SparkSession, store: str, folder: str) -> dict[str, Any]:
-    """Per writer the versions that it took for its own, and whose each version is."""
+    """The versions that each writer reports as committed, and the actual writer of each version."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     log = getattr(jvm, store)(conf)
@@ -90,9 +90,9 @@ def race(spark: SparkSession, store: str, folder: str) -> dict[str, Any]:
 
 
 def lease(spark: SparkSession, plan_text: str) -> list[str]:
-    """What came of each round: `held` or the condition of the error.
+    """The result of each round: `held` or the condition of the error.
 
-    A round ends with a release, or with a holder that disappears, as another machine can.
+    A round ends with a release, or with a holder that disappears like a machine that failed.
     """
     plan = json.loads(plan_text)
     folder, me, other = Path(plan["folder"]), plan["me"], plan["other"]
@@ -164,7 +164,7 @@ def after(spark: SparkSession, root: str, *paths: str) -> list[list[str]]:
 
 
 def checkpoint(spark: SparkSession, folder: str) -> list[bool]:
-    """Also replaces a small file there."""
+    """Whether the offset exists before and after its creation; also overwrites a small file."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     path = jvm.org.apache.hadoop.fs.Path(f"{folder}/offsets/0")
@@ -211,7 +211,7 @@ def overtaken(spark: SparkSession, folder: str, storage: str) -> tuple[int, str]
 
 
 def penstock(spark: SparkSession, folder: str, *arguments: str) -> tuple[int, str]:
-    """As on a machine of its own: its locks are in the folder of the project."""
+    """Run a command like on a separate machine: its locks are in the folder of the project."""
     output = io.StringIO()
     before = Path.cwd()
     os.chdir(folder)

@@ -1,4 +1,4 @@
-"""Drivers without a common disk: one of them has the lease of a storage on S3."""
+"""Drivers without a shared disk: only one of them holds the lease of a storage on S3."""
 
 import contextlib
 import json
@@ -119,7 +119,7 @@ def test_driver_that_was_suspended_longer_than_its_lease_commits_nothing(
     _add(incoming, 0)
     first = _start(tmp_path / "first")
     try:
-        _wait_for_commits(server, first, 2)  # of the table, and of the first file
+        _wait_for_commits(server, first, 2)  # creates the table, adds the first file
         _add(incoming, 1)
         os.killpg(first.pid, signal.SIGSTOP)
         out = session.penstock(tmp_path / "second", "run", *LEASE)
@@ -137,7 +137,7 @@ def test_driver_that_was_suspended_longer_than_its_lease_commits_nothing(
             os.killpg(first.pid, signal.SIGKILL)
     out = session.penstock(tmp_path / "second", "run", *LEASE)
     assert "waiting" not in out, "the lease was released"
-    # A machine that has run nothing sees what the others did, and why the first one ended.
+    # A machine that has run no update shows those of the others, and why the first one failed.
     history = json.loads(session.penstock(tmp_path / "third", "history", "--output", "json"))
     assert [row["state"] for row in history] == ["COMPLETED", "COMPLETED", "FAILED"]
     everything = ("--update", "all", "--output", "json")
@@ -158,7 +158,7 @@ def _add(folder: Path, number: int) -> None:
 
 
 def _start(project: Path) -> subprocess.Popen[str]:
-    """A driver as on a machine of its own: its locks are in a home of its own."""
+    """Start a driver like on a separate machine: its locks are in a separate home folder."""
     return subprocess.Popen(
         [sys.executable, "-m", "penstock", "run", "--continuous", *LEASE],
         cwd=project,

@@ -49,7 +49,7 @@ def test_each_row_is_stored_once_after_a_kill(
     penstock(tmp_path, "checkpoint", "reset", "newest", "--from", "earliest", "--yes")
     assert "COMPLETED" in penstock(tmp_path, "run")
     check_tables(session("read", storage), 200)
-    # A machine that has run nothing reads the copy of the event log.
+    # A machine that has run no update reads the copy of the event log.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("pipeline.yaml", "shop.py"):

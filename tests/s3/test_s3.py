@@ -66,7 +66,7 @@ def test_each_row_is_stored_once_when_requests_fail_and_responses_are_lost(
     assert proxy.counts["busy"] > 5
     assert proxy.counts["lost"] > 5
     check_tables(session("read", STORAGE), 2000)
-    # The updates have released their leases: other code of the session may commit.
+    # The updates have released their leases: other code in the session may commit.
     session("sql", f"CREATE TABLE delta.`s3a://{BUCKET}/report` AS SELECT 1 AS n")
 
 
@@ -121,7 +121,7 @@ def test_log_listing_requests_only_the_needed_versions(
     folder = "s3a://log/none/_delta_log"
     assert listed(f"{0:020d}.") == [["java.io.FileNotFoundException"]]
 
-    # A server with the older API only.
+    # A server that has only the older API.
     Landing(server, "older").s3.put_object(Bucket="older", Key=f"t/_delta_log/{names[0]}", Body=b"")
     session("sql", "SET fs.s3a.bucket.older.list.version=1")
     requests.clear()
@@ -182,7 +182,7 @@ def test_request_that_is_always_refused_as_busy_fails(
 
 def test_replaced_object_is_read_again(server: S3Double, session: StoreSession) -> None:
     landing = Landing(server, "replaced")
-    path = "s3a://replaced/in/0"  # of no known format, and opened as Spark opens its offsets
+    path = "s3a://replaced/in/0"  # opened like Spark's offset files
     for number in range(3):
         assert landing.put("in/0") == number
         content = json.dumps({"id": number})
@@ -190,7 +190,7 @@ def test_replaced_object_is_read_again(server: S3Double, session: StoreSession) 
         assert session("sql", f"SELECT string(content) FROM binaryFile.`{path}`") == [[content]]
 
 
-@pytest.mark.long  # each of them starts Spark
+@pytest.mark.long  # each command starts Spark
 def test_commands_read_and_repair_tables_on_s3(server: S3Double, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     lines = [json.dumps({"id": number}) for number in range(100)]
@@ -224,7 +224,7 @@ def bronze():
 
 
 class Landing:
-    """A bucket of the server; it sends its events to a queue from `announce` on, as S3 does."""
+    """A bucket of the server; after `announce` it sends events to a queue, like S3."""
 
     def __init__(self, server: S3Double, name: str) -> None:
         session = Session()
@@ -262,12 +262,12 @@ class Landing:
 
     def keys(self) -> set[str]:
         listed = self.s3.list_objects_v2(Bucket=self.name).get("Contents", ())
-        # S3A leaves markers of folders.
+        # S3A creates directory markers.
         return {entry["Key"] for entry in listed if not entry["Key"].endswith("/")}
 
 
 class NotifiedProject:
-    """A project that reads the bucket; a call is an update, and returns the ids in the table."""
+    """A project that reads the bucket; a call runs an update and returns the ids in the table."""
 
     def __init__(self, landing: Landing, session: StoreSession, folder: Path, port: int) -> None:
         self.landing, self.session, self.folder = landing, session, folder
@@ -325,7 +325,7 @@ def test_listing_by_key_returns_the_files_after_a_key(
 
 
 @pytest.mark.long  # four updates
-def test_objects_are_found_by_the_order_of_keys(
+def test_new_objects_are_listed_in_the_order_of_keys(
     server: S3Double, session: StoreSession, tmp_path: Path
 ) -> None:
     landing = Landing(server, "incremental")
@@ -333,7 +333,7 @@ def test_objects_are_found_by_the_order_of_keys(
     incremental = {"useNotifications": "false", "useIncrementalListing": "true"}
     expected = [landing.put(key) for key in ("in/day=2/b.json", "in/day=1/a.json")]
     assert run(**incremental) == expected
-    # The first of these comes before others in the order of keys, but not much later.
+    # The first of these keys sorts before keys that were read, but was written shortly after.
     for key in ("in/day=1/b.json", "in/day=2/ü.json", "in/day=3/a.json", "elsewhere/x", "in/_x"):
         expected.append(landing.put(key))
     expected = expected[:-2]
@@ -357,7 +357,7 @@ def test_unannounced_files_are_read_by_backfill_and_files_are_cleaned_up(
     assert run(useNotifications="false") == expected
     landing.announce()
     expected.append(landing.put("in/missed.json"))
-    # A switch back begins with a listing; after that, only a backfill has what is not announced.
+    # The switch back starts with a listing; later, only a backfill reads unannounced files.
     assert run() == expected
     late = landing.put("in/late.json")
     assert run(backfillInterval="1 day") == expected
