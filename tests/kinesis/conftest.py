@@ -10,7 +10,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def kinesis_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KinesisDouble]:
-    """One server for all tests of a run; every test makes its own stream."""
+    """One server for all tests of a run; every test creates its own stream."""
     double = KinesisDouble(tmp_path_factory.mktemp("kinesis") / "double.log")
     try:
         yield double
@@ -20,7 +20,7 @@ def kinesis_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kinesis
 
 @pytest.fixture
 def proxy(kinesis_double: KinesisDouble) -> Iterator[FaultProxy]:
-    """What the source talks to."""
+    """The proxy that the source connects to."""
     proxy = FaultProxy(kinesis_double.port)
     try:
         yield proxy
@@ -30,7 +30,7 @@ def proxy(kinesis_double: KinesisDouble) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def producer(kinesis_double: KinesisDouble) -> Any:
-    """A client of the double itself."""
+    """A client that is connected to the double directly."""
     from botocore.session import Session
 
     session = Session()
@@ -42,7 +42,7 @@ def producer(kinesis_double: KinesisDouble) -> Any:
 
 @pytest.fixture
 def make_stream(producer: Any) -> Callable[..., Stream]:
-    """Makes a stream with a name of its own."""
+    """Creates a stream with a unique name."""
 
     def make(shards: int = 1) -> Stream:
         return Stream(producer, f"orders-{next(_numbers)}", shards)

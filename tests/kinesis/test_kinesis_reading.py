@@ -1,4 +1,4 @@
-"""The source without Spark: what the driver plans and what tasks read again, against the double."""
+"""The source without Spark: the driver's plans and the reads of tasks, against the double."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ DAY_AND_A_HALF = 36 * 3600
 
 
 class Query:
-    """Plans batches as Spark does: every offset goes through its JSON."""
+    """Plans batches like Spark: every offset is converted to JSON and back."""
 
     def __init__(self, proxy: FaultProxy, stream: str, **options: str) -> None:
         self.options: KinesisOptions = source_options(
@@ -41,12 +41,12 @@ class Query:
         self.offset = stored(self.prober.initial())
 
     def restart(self) -> None:
-        """Forget everything but the offset."""
+        """Discard all state except the offset."""
         self.client = KinesisClient(self.options)
         self.prober = Prober(self.options, self.client)
 
     def batch(self) -> list[tuple[str, bytes]]:
-        """Shard and data of the next batch; what tasks would read again must be the same."""
+        """Shard and data of the next batch; a second read by tasks must return the same records."""
         before = self.offset
         self.offset = stored(self.prober.advance(before))
         kept, again = [], []
@@ -57,7 +57,7 @@ class Query:
         return [(row[3], row[1]) for row in kept]
 
     def rest(self) -> list[bytes]:
-        """Data of all batches until three in a row have nothing."""
+        """Data of all batches until three consecutive batches are empty."""
         records, quiet = [], 0
         while quiet < 3:
             rows = self.batch()
@@ -108,7 +108,7 @@ def test_stream_without_a_checkpoint_starts_at_the_initial_position(
 ):
     stream = make_stream(2)
     stream.put(*payloads(0, 10))
-    # Times of records are exact to the millisecond.
+    # Timestamps of records have millisecond precision.
     border = time.time() + 0.002
     latest = Query(proxy, stream.name, initialPosition="latest")
     time_text = datetime.fromtimestamp(border, UTC).isoformat(timespec="milliseconds")
@@ -136,7 +136,7 @@ def test_available_now_ends_while_records_keep_arriving(proxy: FaultProxy, make_
     stream.put(*payloads(0, 10))
     query = Query(proxy, stream.name, maxRecordsPerFetch="2", fetchBufferSize="1b")
     query.prober.end_with_what_is_there()
-    # Its target is of the second; the clock of what comes later must be past it.
+    # The target has a precision of one second; later records must have a later second.
     border = time.monotonic() + 1.1
     wait_until(lambda: time.monotonic() > border, "the clock stands still")
     records = []
@@ -180,12 +180,12 @@ def test_expired_records_fail_the_flow_or_are_reported(proxy: FaultProxy, make_s
     assert [data for _, data in strict.batch()] == payloads(0, 3)
     assert [data for _, data in tolerant.batch()] == payloads(0, 3)
     planned = ranges(Offset(), tolerant.offset)
-    # What was read expires: that is no loss, however late it is.
+    # Records that were read expire: this is no data loss, however late the query is.
     proxy.removed = set(numbers[:2])
     proxy.ahead_seconds = DAY_AND_A_HALF
     strict.restart()
     assert [data for _, data in strict.batch()] == payloads(3, 2)
-    # A planned batch that is read again, and is no longer whole.
+    # A planned batch is read again and is no longer complete.
     again = [
         row[1] for part in planned for row in read_range(tolerant.client, tolerant.options, part)
     ]

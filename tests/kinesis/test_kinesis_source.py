@@ -1,4 +1,4 @@
-"""The source in pipelines: the example, what is shown of it, and kills between its steps."""
+"""The source in pipelines: the example, its plans and errors, and kills between its steps."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ MakeStream = Callable[..., Stream]
 
 
 class Orders:
-    """The example over a stream of the double."""
+    """The example with a stream of the double as its source."""
 
     def __init__(self, root: Path, spark: Any, proxy: FaultProxy, stream: Stream) -> None:
         self.root = root
@@ -49,7 +49,7 @@ class Orders:
         return self.example.run({**self.conf, **configuration})
 
     def killed_run(self, point: str, batch: str) -> None:
-        """`penstock run` in a process that dies there."""
+        """Run `penstock run` in a process that is killed at this point."""
         pairs = [part for key, value in self.conf.items() for part in ("--conf", f"{key}={value}")]
         with (self.root / "killed.log").open("ab") as log:
             process = subprocess.Popen(
@@ -68,7 +68,7 @@ class Orders:
 
     @property
     def numbers(self) -> Counter[str]:
-        """How often each record is in the table or in quarantine."""
+        """The number of occurrences of each record in the table and in quarantine."""
         rows = self.example.table("orders").select("sequenceNumber").collect()
         bad = [row["sequenceNumber"] for _, row in self.example.quarantined("orders")]
         return Counter([*(row.sequenceNumber for row in rows), *bad])
@@ -85,7 +85,7 @@ def _kill_group(group: int) -> bool:
 
 
 def files_with_keys(root: Path) -> list[Path]:
-    """Files that hold a key, but for those that the user has put them in."""
+    """Files that contain a key, except those in which the user stored the keys."""
     return [
         file
         for file in root.rglob("*")
@@ -134,7 +134,7 @@ def test_orders_arrive_once_with_bad_ones_in_quarantine_when_shards_are_split(
     assert orders.numbers == Counter(number for _, number in written)
     assert orders.losses() == []
 
-    # What retention removes before it is read.
+    # Retention removes records before they are read.
     late = stream.put(*map(order, range(20, 28)))
     last = {shard: number for shard, number in written if shard == late[0][0]}
     proxy.removed = {number for shard, number in [*written, *late[:-4]] if shard in last}
@@ -211,7 +211,7 @@ def test_each_record_is_stored_once_when_the_pipeline_crashes_around_a_commit(
 
     written = stream.put(*map(order, range(8)), b"no order")
     crash("before_write", "0")
-    # The batch was planned: it must not grow by what came after.
+    # The batch was planned: it must not include later records.
     written += stream.put(*map(order, range(10, 18)), b"no order either")
     stream.split("shardId-000000000001")
     crash("after_target_commit", "1")

@@ -1,4 +1,4 @@
-"""Kinesis keeps the promises of all sources."""
+"""The Kinesis source passes the suite of all sources."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ class TestKinesisSource(SourceSuite):
     has_latest = True
     has_ranges = True
     secrets = ("awsSecretKey", "awsAccessKey")
-    # It is told with each batch, and by the time that is behind.
+    # The backlog is reported with each batch, as a time.
     test_what_waits_is_measured = None
 
     @pytest.fixture(autouse=True)
