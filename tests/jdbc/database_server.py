@@ -1,4 +1,4 @@
-"""A database server on a free port for tests, and a proxy that cuts connections when it commits."""
+"""A database server on a free port for tests, and a proxy that cuts connections at commits."""
 
 import contextlib
 import os
@@ -20,9 +20,10 @@ _NOBODY = pwd.getpwnam("nobody")
 
 
 class DatabaseServer(ABC):
-    """One server in a folder of its own.
+    """A server with a separate data folder.
 
-    Servers refuse to run as root: they run as `nobody` then, from a folder that `nobody` owns.
+    Database servers refuse to run as root: then they run as `nobody`, in a folder that `nobody`
+    owns.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class DatabaseServer(ABC):
     @staticmethod
     @abstractmethod
     def why_not() -> str | None:
-        """Why it cannot run on this machine."""
+        """Why the server cannot run on this machine, or None."""
 
     @abstractmethod
     def url_at(self, port: int) -> str: ...
@@ -101,7 +102,7 @@ class DatabaseServer(ABC):
         return False
 
     def kill(self) -> None:
-        """SIGKILL for the server and, at once, for all its processes."""
+        """Send SIGKILL to the server and to all its processes at the same time."""
         process = self._process
         assert process is not None
         process.kill()
@@ -126,7 +127,7 @@ class DatabaseServer(ABC):
 
 
 def _processes_in(data: Path) -> list[int]:
-    """Processes of a server: each backend is a session of its own, and all are in its folder."""
+    """Processes of a server: each backend is a separate session, but all run in its folder."""
     pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -143,11 +144,10 @@ def _free_port() -> int:
 
 
 class CuttingProxy:
-    """Passes connections on; when armed, acts when the server has committed.
+    """Forwards connections; when armed, acts when the server has committed.
 
-    Armed, it calls `on_answer` with the server's answer to a COMMIT at hand and not passed on yet,
-    and then cuts the connection or not. Only a commit in whose connection the text `marker` went by
-    counts.
+    When armed, it calls `on_answer` before it forwards the server's response to a COMMIT, and then
+    cuts the connection or not. Only commits on connections that sent the string `marker` count.
     """
 
     def __init__(self, server: DatabaseServer) -> None:
@@ -181,7 +181,7 @@ class CuttingProxy:
             except OSError:
                 client.close()
                 continue
-            # The server may close a connection while its answer is awaited.
+            # The server may close a connection before it responds.
             shared = {"marked": False, "commit": False}
             for source, sink, up in ((client, server, True), (server, client, False)):
                 threading.Thread(

@@ -1,4 +1,4 @@
-"""Looks into the tests' databases through the drivers in Spark's JVM."""
+"""Access to the databases of tests with the drivers in Spark's JVM."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,7 +27,7 @@ class Tables:
             database.execute(sql)
 
     def script(self, sql: str) -> None:
-        """Statements in one session, one after the other."""
+        """Run statements in one session, one after the other."""
         with self.session() as database:
             for statement in filter(str.strip, sql.split(";\n")):
                 database.execute(statement)

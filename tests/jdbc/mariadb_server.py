@@ -1,4 +1,4 @@
-"""A real MariaDB server: Debian's, unpacked by `make .venv-double/.mariadb`."""
+"""A real MariaDB server: Debian's package, unpacked by `make .venv-double/.mariadb`."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ _TABLES = ("system_tables", "performance_tables", "system_tables_data")
 
 
 class MariaDbServer(DatabaseServer):
-    """MariaDB, which has one process. Its default character set is not Unicode."""
+    """MariaDB runs in one process. Its default character set is not Unicode."""
 
     @staticmethod
     def why_not() -> str | None:
@@ -50,12 +50,12 @@ class MariaDbServer(DatabaseServer):
             f"--lc-messages-dir={_SHARE}", f"--character-sets-dir={_SHARE / 'charsets'}",
             f"--port={self.port}", "--bind-address=127.0.0.1", "--socket=",
             f"--init-file={self.root / 'users.sql'}", "--innodb-buffer-pool-size=16M",
-            # Killing the process loses nothing that was written; only power loss needs fsync.
+            # A killed process loses no written data; fsync is only needed for a power failure.
             "--innodb-flush-log-at-trx-commit=2", "--innodb-log-file-size=8M",
-            # As of a server that an administrator has left lax.
+            # The settings of a server without strict mode.
             "--sql-mode=", "--default-time-zone=+05:30",
         ]  # fmt: skip
 
     def _answers(self, probe: socket.socket) -> bool:
-        # The greeting: length, number, version of the protocol.
+        # The greeting: length, sequence number, protocol version.
         return probe.recv(5)[4:] == b"\x0a"

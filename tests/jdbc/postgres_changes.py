@@ -1,7 +1,7 @@
-"""What a PostgreSQL's log says of one table, as the events that Debezium writes.
+"""The changes of one table in PostgreSQL's log, as events in the format of Debezium.
 
-The changes are decoded by the server's `pgoutput`, which Debezium uses as well: positions, key
-changes and large values that are left out are the server's own.
+The changes are decoded by the server's `pgoutput`, which Debezium uses as well: log positions, key
+changes and omitted large values are those of the server.
 """
 
 import base64
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 class ChangeLog:
-    """A replication slot for one table, from now on."""
+    """A replication slot for one table that starts at the current position of the log."""
 
     def __init__(self, tables: Tables, table: str) -> None:
         self._tables, self._table = tables, table
@@ -29,7 +29,7 @@ class ChangeLog:
         tables.query(f"SELECT pg_create_logical_replication_slot('{table}_slot', 'pgoutput')")
 
     def snapshot(self) -> list[str]:
-        """The rows that are in the table, as of a snapshot."""
+        """The current rows of the table as events of a snapshot."""
         columns = ", ".join(f"{name}::text" for name in COLUMNS)
         rows = self._tables.query(f"SELECT {columns} FROM {self._table}")
         ((position,),) = self._tables.query("SELECT pg_current_wal_lsn()::text")
@@ -37,7 +37,7 @@ class ChangeLog:
         return [_event("r", lsn, None, after=dict(zip(COLUMNS, row, strict=True))) for row in rows]
 
     def events(self) -> list[str | None]:
-        """All changes since then, in the order of their commits; `None` is a tombstone."""
+        """All later changes in the order of their commits; `None` is a tombstone."""
         slot = self._table + "_slot"
         options = f"'proto_version', '1', 'publication_names', '{self._table}_changes'"
         ((text,),) = self._tables.query(
@@ -94,12 +94,12 @@ def _event(
     source |= {"snapshot": str(op == "r").lower(), "ts_ms": 1_767_225_600_000, "txId": xid}
     images = {"before": before and _image(before), "after": after and _image(after)}
     envelope = {**images, "source": source, "op": op, "ts_ms": 1_767_225_600_100}
-    # A connector writes one shape; here both are.
+    # With and without a schema; a real connector writes only one of these formats.
     return json.dumps({"schema": {"type": "struct"}, "payload": envelope} if lsn % 16 else envelope)
 
 
 def _image(row: Row) -> Row:
-    """The values of a row as Debezium's default modes have them."""
+    """The values of a row in Debezium's default modes."""
     image = dict(row)
     for name, convert in _CONVERT.items():
         if image[name] is not None:

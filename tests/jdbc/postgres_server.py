@@ -13,7 +13,7 @@ __all__ = ["PASSWORD", "USER", "PostgresServer"]
 
 
 class PostgresServer(DatabaseServer):
-    """PostgreSQL 17, which has one process per session."""
+    """PostgreSQL 17 runs one process per session."""
 
     @staticmethod
     def why_not() -> str | None:
@@ -38,7 +38,7 @@ class PostgresServer(DatabaseServer):
             "-A", "scram-sha-256", "-E", "UTF8", "--locale=C", "--no-sync",
         )  # fmt: skip
         with (self.root / "data" / "postgresql.conf").open("a") as conf:
-            # Killing processes loses nothing that was written; only power loss needs fsync.
+            # Killed processes lose no written data; fsync is only needed for a power failure.
             conf.write(
                 "listen_addresses = '127.0.0.1'\nunix_socket_directories = ''\nfsync = off\n"
                 "shared_buffers = 16MB\nmax_connections = 40\nlog_min_messages = fatal\n"
@@ -49,7 +49,7 @@ class PostgresServer(DatabaseServer):
         return [str(self.root / "bin" / "postgres"), "-D", "data", "-p", str(self.port)]
 
     def _answers(self, probe: socket.socket) -> bool:
-        # A server that recovers accepts a socket, but answers a start-up with an error.
+        # During recovery the server accepts connections, but responds with an error.
         request = b"\x00\x03\x00\x00user\x00writer\x00database\x00postgres\x00\x00"
         probe.sendall((len(request) + 4).to_bytes(4, "big") + request)
         return probe.recv(1) == b"R"

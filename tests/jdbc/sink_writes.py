@@ -1,4 +1,4 @@
-"""Writes to databases, as updates of a project and by a writer alone."""
+"""Writes to databases, in updates of a project and with a writer only."""
 
 import json
 import tempfile

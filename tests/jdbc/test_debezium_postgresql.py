@@ -1,4 +1,4 @@
-"""Random transactions in a real PostgreSQL, and the tables that auto CDC makes of its log."""
+"""Random transactions in a real PostgreSQL, and the tables that auto CDC builds from its log."""
 
 import random
 from collections import defaultdict
@@ -84,14 +84,14 @@ Rows = Iterable[tuple[Any, ...]]
 
 
 class Writer:
-    """One session's random transactions, with keys of its own so that it never waits."""
+    """Random transactions of one session, which has its own keys, so that it waits for no lock."""
 
     def __init__(self, execute: Callable[[str], Any], chance: random.Random, keys: range) -> None:
         self._execute, self._chance, self._keys = execute, chance, keys
         self._live: set[int] = set()
 
     def transaction(self) -> Iterator[None]:
-        """Pauses in the middle of the transaction."""
+        """Run a transaction; yields in the middle of it."""
         live, before = self._live, set(self._live)
         statements = [self._statement(live) for _ in range(self._chance.randint(1, 6))]
         middle = self._chance.randint(0, len(statements))
@@ -121,7 +121,8 @@ class Writer:
         if kind == "move" and free:
             live.remove(key)
             live.add(free[0])
-            # A large value would be missing in the log, and so at the new key.
+            # A large value that is unchanged is missing in the log, and so in the row of the new
+            # key.
             changed = [*self._values()[-1:], ("id", str(free[0]))]
         settings = ", ".join(f"{name} = {value}" for name, value in changed)
         return f"UPDATE members SET {settings} WHERE id = {key}"
@@ -145,7 +146,7 @@ class Writer:
 
 
 def write(spark, server: PostgresServer, count: int, chance: random.Random) -> None:
-    """Transactions of two sessions, each of which goes on while the other's is open."""
+    """Run transactions in two sessions, so that they overlap."""
     with ExitStack() as stack:
         sessions = [stack.enter_context(session(spark, server)) for _ in range(2)]
         keys = range(1, 20 + count // 2)
@@ -166,7 +167,7 @@ def write(spark, server: PostgresServer, count: int, chance: random.Random) -> N
 def deliveries(
     events: list[str | None], batches: int, chance: random.Random
 ) -> list[list[dict[str, str | None]]]:
-    """Messages out of order, across batches as well, a fifth of them twice."""
+    """Messages in batches: shuffled, some in later batches, a fifth of them duplicated."""
     result: list[list[dict[str, str | None]]] = [[] for _ in range(batches)]
     for number, event in enumerate(events):
         at = number * batches // len(events)
@@ -179,7 +180,7 @@ def deliveries(
 
 
 def versions(history: Rows) -> dict[Any, list[Any]]:
-    """The versions of each key, with `None` where it was gone."""
+    """The versions of each key, with `None` where the key was deleted."""
     result: dict[Any, list[Any]] = defaultdict(list)
     for gone, key, *values in history:
         version = None if gone == "t" else values
@@ -189,7 +190,7 @@ def versions(history: Rows) -> dict[Any, list[Any]]:
 
 
 def stored_versions(rows: Rows) -> dict[Any, list[Any]]:
-    """The same of a table, whose rows are in the order of their start."""
+    """The versions of each key in a table; its rows are in the order of their start."""
     result: dict[Any, list[Any]] = defaultdict(list)
     last_end: dict[Any, Any] = {}
     for start, end, key, *values in rows:

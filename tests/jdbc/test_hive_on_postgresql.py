@@ -1,4 +1,4 @@
-"""A Hive metastore whose database is PostgreSQL: `penstock run`, and another engine at once."""
+"""A Hive metastore on PostgreSQL that `penstock run` and another engine use concurrently."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def test_tables_are_registered_in_a_metastore_on_postgresql(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     options = {
-        # With constraints, Hive's client waits for a lock of its own second connection.
+        # With constraints, Hive's client waits for a lock that its second connection holds.
         "datanucleus.schema.autoCreateTables": "true",
         "datanucleus.schema.autoCreateColumns": "true",
         "hive.metastore.schema.verification": "false",

@@ -1,4 +1,4 @@
-"""A table of a real PostgreSQL as a stream: late commits, crashes, bad input."""
+"""A table of a real PostgreSQL as a stream: late commits, crashes, invalid input."""
 
 import json
 import threading
@@ -37,7 +37,7 @@ def stream(url: str, table: str) -> str:
 
 @contextmanager
 def session(spark, server: PostgresServer):
-    """One more session of the database, for transactions that stay open."""
+    """Another session of the database, for transactions that stay open."""
     options = jdbc_sink_options(
         {"url": server.url, "dbtable": "x", "user": USER, "password": PASSWORD}
     )
@@ -65,23 +65,23 @@ def test_stream_waits_for_keys_that_commit_late(
         viewed = source(spark, postgres_server, "(SELECT * FROM late) v")
         assert made.latestOffset(None, None) is None
         quick.execute("BEGIN")
-        quick.execute("INSERT INTO elsewhere VALUES (1)")  # the older transaction, by its number
+        quick.execute("INSERT INTO elsewhere VALUES (1)")  # has the smaller transaction id
         slow.execute("BEGIN")
         slow.execute("INSERT INTO late (v) VALUES ('takes 1')")
         quick.execute("INSERT INTO late (v) VALUES ('takes 2')")
         quick.execute("COMMIT")
         assert tables.query("SELECT id FROM late") == [("2",)]
-        # 2 is there, and 1 may still come: nothing is read, of the view neither.
+        # 2 is committed, but 1 may still commit: nothing is read from the table or the view.
         assert made.latestOffset(None, None) is None
         assert viewed.latestOffset(None, None) is None
         assert last_key(made.reportLatestOffset()) == "2"
-        # Who comes later takes greater keys, and holds nothing back.
+        # Later transactions have greater keys and do not delay the stream.
         quick.execute("BEGIN")
         quick.execute("INSERT INTO late (v) VALUES ('takes 3')")
         slow.execute("COMMIT")
         assert last_key(made.latestOffset(None, None)) == "2"
         quick.execute("ROLLBACK")
-        # An update that ends takes what was committed when it began, as soon as that is settled.
+        # A triggered update reads the rows up to its start when their transactions have ended.
         slow.execute("BEGIN")
         slow.execute("INSERT INTO late (v) VALUES ('takes 4')")
         quick.execute("INSERT INTO late (v) VALUES ('takes 5')")
@@ -94,7 +94,7 @@ def test_stream_waits_for_keys_that_commit_late(
         thread.join(30)
         end = bounded.latestOffset(None, None)
         assert (last_key(end), json.loads(end.json())["rows"]) == ("5", 4)
-        # Whoever writes for too long is an error that may pass; 3, which a rollback left, is none.
+        # A long transaction is a retryable error; the gap 3, left by a rollback, is no error.
         impatient = source(spark, postgres_server, "late", settleTimeout="1 second")
         slow.execute("BEGIN")
         slow.execute("UPDATE late SET v = '' WHERE id = 1")
@@ -103,7 +103,7 @@ def test_stream_waits_for_keys_that_commit_late(
         assert caught.value.condition == "JDBC_NOT_SETTLED"
         assert caught.value.retryable
         slow.execute("ROLLBACK")
-    # Rows that a new batch reads again may be deleted; beyond them, the table starts over.
+    # Rows in the overlap may be deleted; if the greatest key is before the overlap, the flow fails.
     tables.execute("DELETE FROM late WHERE id > 2")
     assert source(spark, postgres_server, "late", overlap="3").latestOffset(end, None) is end
     with pytest.raises(SourceFailure, match="greatest key is 2") as caught:
@@ -164,7 +164,7 @@ def test_each_row_is_read_once_and_bad_input_is_named(
     ]
     assert sorted(progress) == [2, 4, 4]
 
-    # Crashed between commit and answer; then a batch of new rows.
+    # A crash between commit and response; then a batch of new rows.
     forget_last_commit(project, "copied")
     forget_last_commit(project, "totals")
     tables.execute("INSERT INTO \"Orders\" VALUES (110, 'c1', 11, 'new')")
@@ -192,7 +192,7 @@ def test_each_row_is_read_once_and_bad_input_is_named(
     assert project.rows("copied", "id")[-1] == (120,)
     tables.execute('DELETE FROM "Orders" WHERE id > 50')
     assert "restored from a backup" in fails("JDBC_KEY_WENT_BACK")
-    # What was read stays.
+    # Rows that were read are kept.
     assert len(project.rows("copied")) == 12
 
 
@@ -261,7 +261,7 @@ def versions():
 
 
 @pytest.mark.long
-def test_stream_continues_when_the_server_is_back(
+def test_stream_continues_when_the_server_was_restarted(
     project: Project, postgres_server: PostgresServer, tables: Tables
 ):
     tables.execute("CREATE TABLE live (id bigint PRIMARY KEY, note text, at timestamptz)")
@@ -281,7 +281,7 @@ def rows_once():
     run = ContinuousRun(project)
     run.wait_until(lambda: counts(project) == (5, 5))
     postgres_server.restart()
-    # Committed late, with a time from before: the overlap has it.
+    # A late commit with an earlier timestamp is inside the overlap.
     tables.execute("INSERT INTO live VALUES (9, 'late', timestamptz '2026-01-01 11:59Z')")
     tables.execute("UPDATE live SET note = 'changed', at = '2026-01-01 12:30Z' WHERE id = 1")
     run.wait_until(

@@ -1,4 +1,4 @@
-"""PostgreSQL and MariaDB keep the promises of all connectors."""
+"""The JDBC source and sink pass the suites of all connectors on PostgreSQL and MariaDB."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from penstock.testing import SinkSuite, SourceSuite
 
 
 class InDatabase:
-    """A table of its own for each test."""
+    """Creates a separate table for each test."""
 
     @pytest.fixture(autouse=True)
     def _connect(self, server: DatabaseServer, tables: Tables) -> None:

@@ -1,4 +1,4 @@
-"""Sink and source on a real MariaDB server: what differs from PostgreSQL; nothing comes twice."""
+"""Sink and source on a real MariaDB server: differences from PostgreSQL, no duplicated rows."""
 
 import threading
 from dataclasses import replace
@@ -107,11 +107,11 @@ def test_rows_are_stored_once_when_connection_or_server_fails_around_a_commit(
     project.source(sink(proxy.url, "cut") + PLAIN)
     in_fence, in_staging = b"SET last_batch", b'INTO "penstock_stage'
     cases = [
-        # The answer to the commit is lost: the fence is asked in the same batch.
+        # The response to the commit is lost: the fence is checked in the same batch.
         (in_fence, lambda: None, True),
-        # The server dies between commit and answer.
+        # The server dies between commit and response.
         (in_fence, server.restart, True),
-        # The server dies when the rows are staged.
+        # The server dies after the rows are staged.
         (in_staging, server.restart, True),
     ]
     for at, (marker, act, cut) in enumerate(cases):
@@ -184,7 +184,7 @@ def test_upserts_compare_keys_as_the_table_does(spark, server: DatabaseServer, t
     plain = writer(spark, server, "plain", mode="upsert", keys="who")
     plain.start(pairs().schema)
     assert plain.write(pairs(("a", 1), ("b", 2)), 0).rows == 2
-    # MariaDB would take the last one without a word.
+    # MariaDB itself would keep the last row without an error.
     with pytest.raises(FlowError, match=r"same who, such as who = \w: their order is not defined"):
         plain.write(pairs(("b", 3), ("B", 4)), 1)
     assert plain.write(pairs(("B", 5)), 1).rows == 1
@@ -308,7 +308,7 @@ def test_table_without_exactly_once_writes_is_refused_before_the_start(
 def test_rows_are_duplicated_when_the_fence_is_switched_off(
     spark, server: DatabaseServer, tables: Tables, monkeypatch
 ):
-    # Shows that the tests above would see it.
+    # The negative control: the tests above would detect duplicated rows.
     df = spark.createDataFrame([(1,)], "id INT")
     unfenced = writer(spark, server, "unfenced")
     unfenced.start(df.schema)

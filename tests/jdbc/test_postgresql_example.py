@@ -1,4 +1,4 @@
-"""The example of the PostgreSQL sink, as it is in the folder `examples`."""
+"""The unchanged example of the PostgreSQL sink in the folder `examples`."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def test_orders_are_in_both_tables_and_bad_rows_in_quarantine(
     monkeypatch.setenv("PENSTOCK_SECRET_DATABASE_PASSWORD", PASSWORD)
     conf = {"database.url": postgres_server.url, "database.user": USER}
     settings = load_settings(root, configuration=conf)
-    # The second run finds one more file.
+    # The second run reads one more file.
     later = {"id": 6, "customer": "bob", "amount": 1, "placed": "2026-01-07T00:00:00Z"}
     for new in (None, later):
         if new is not None:

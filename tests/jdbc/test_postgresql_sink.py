@@ -1,4 +1,4 @@
-"""The PostgreSQL sink against a real server: what is written, what is refused, what comes twice."""
+"""The PostgreSQL sink against a real server: written, refused and duplicated rows."""
 
 from pathlib import Path
 
@@ -163,11 +163,11 @@ def test_rows_are_stored_once_when_connection_or_server_fails_around_a_commit(
     project.source(sink(proxy.url, "cut") + PLAIN)
     in_fence, in_staging = b"SET last_batch", b'INTO "penstock_stage'
     moments = [
-        # The answer to the commit is lost: the fence is asked in the same batch.
+        # The response to the commit is lost: the fence is checked in the same batch.
         (in_fence, lambda: None, True),
-        # The server dies between commit and answer.
+        # The server dies between commit and response.
         (in_fence, postgres_server.restart, True),
-        # The server dies when the rows are staged: its unlogged tables are empty afterwards.
+        # The server dies after the rows are staged: then its unlogged tables are empty.
         (in_staging, postgres_server.restart, False),
     ]
     for at, (marker, act, cut) in enumerate(moments):
@@ -343,7 +343,7 @@ def test_a_query_that_does_not_fit_the_table_is_refused_before_it_starts(
 def test_rows_are_duplicated_when_the_fence_is_switched_off(
     project: Project, postgres_server: DatabaseServer, tables: Tables, monkeypatch
 ):
-    # Shows that the tests above would see it.
+    # The negative control: the tests above would detect duplicated rows.
     project.source(sink(postgres_server.url, "unfenced") + PLAIN)
     project.add("a.json", [{"id": 1}, {"id": 2}])
     assert project.run().state is UpdateState.COMPLETED

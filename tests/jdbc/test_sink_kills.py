@@ -1,4 +1,4 @@
-"""kill -9 of pipeline and server again and again, then a comparison with the input, row by row.
+"""Repeated kill -9 of pipeline and server, then a comparison with the input, row by row.
 
 `make chaos` runs it with many kills; PENSTOCK_SINK_KILLS is `<pipeline>,<server>`.
 """
@@ -62,7 +62,7 @@ def count():
 
 
 class Pipeline:
-    """`penstock run --continuous` in a session of its own."""
+    """`penstock run --continuous` in a separate session."""
 
     def __init__(self, root: Path, number: int, kill_at: str | None, **environment: str) -> None:
         self.log = root / f"run-{number}.log"
@@ -89,7 +89,7 @@ class Pipeline:
         return False
 
     def kill(self) -> None:
-        """SIGKILL for Python and Spark's JVM; returns when none of them is left."""
+        """Send SIGKILL to Python and Spark's JVM; return when all of them have ended."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
@@ -103,7 +103,7 @@ class Pipeline:
 
 
 class Input:
-    """Files of rows with running ids."""
+    """Files of rows with consecutive ids."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "data"
@@ -156,12 +156,12 @@ def test_no_row_is_lost_or_duplicated_when_pipeline_and_server_are_killed_repeat
     server_kills = [dice.randrange(PIPELINE_KILLS) for _ in range(SERVER_KILLS)]
     try:
         for turn in range(PIPELINE_KILLS):
-            # An earlier kill may have left that batch in the table: then a later one counts.
+            # An earlier kill may have left that batch in the table: then kill at a later batch.
             point = POINTS[turn % (len(POINTS) + 2)] if turn % (len(POINTS) + 2) < 4 else None
-            # An upsert that comes again changes nothing: the first kill is where that is seen.
+            # A repeated upsert changes nothing, so the first kill is in the flow that appends.
             flow = "add" if turn == 0 else dice.choice(("add", "count"))
             before = last_batch(tables, flow)
-            # As much as a turn may need, so that little is left when the kills are over.
+            # Only the files that a turn may need, so that few remain after the last kill.
             feed.add(max(0, before + 1 + FILES - feed.files))
             batch = before + 1 + dice.randrange(FILES // 2)
             at = None if point is None else f"{point}:{flow}:{batch}+"
