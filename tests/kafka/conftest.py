@@ -20,7 +20,7 @@ from penstock._local.lock import parse_lock
 
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerHandle]:
-    """One broker for all Kafka tests of a run; every test makes its own topic."""
+    """One broker for all Kafka tests of a run; every test creates its own topic."""
     directory: Path = tmp_path_factory.mktemp("kafka")
     try:
         yield start_broker(directory)
@@ -29,14 +29,14 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerHan
 
 
 class Registry:
-    """A running Apicurio; schemas are kept in its memory."""
+    """A running Apicurio registry, which keeps schemas in memory."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", port: int) -> None:
         self.process = process
         self.url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
 
     def register(self, subject: str, kind: str, schema: str) -> int:
-        """The id of the schema."""
+        """Register a schema; returns its id."""
         request = urllib.request.Request(
             f"{self.url}/subjects/{subject}/versions",
             data=json.dumps({"schemaType": kind, "schema": schema}).encode(),
@@ -53,7 +53,7 @@ class Registry:
         return True
 
     def freeze(self) -> None:
-        """Let it accept connections, but answer nothing."""
+        """Let the registry accept connections, but send no responses."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -62,7 +62,7 @@ class Registry:
 
 @pytest.fixture(scope="session")
 def schema_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A real registry; fetched into the cache of jars once (109 MB)."""
+    """A real registry, downloaded once into the jar cache (109 MB)."""
     lock = parse_lock((Path(__file__).parent / "registry.lock").read_text(encoding="utf-8"), "4.2")
     (archive,) = sync(lock=lock).paths
     folder = tmp_path_factory.mktemp("registry")

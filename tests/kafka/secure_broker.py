@@ -15,9 +15,9 @@ _MODULES = "org.apache.kafka.common.security"
 
 @dataclass(frozen=True, kw_only=True)
 class SecureListener:
-    keystore: Path  # PKCS12 with key and certificate of 127.0.0.1
+    keystore: Path  # PKCS12 with key and certificate for 127.0.0.1
     keystore_password: str = field(repr=False)
-    users: Mapping[str, str] = field(repr=False)  # passwords for PLAIN, by name
+    users: Mapping[str, str] = field(repr=False)  # passwords for PLAIN by user name
     port: int = field(default_factory=lambda: free_ports()[0])
 
     @property
@@ -53,5 +53,5 @@ def _quoted(text: str) -> str:
 def start_secure_broker(directory: Path, listener: SecureListener) -> BrokerHandle:
     directory.mkdir()
     state = new_state(directory, None, keep_ports=False)
-    write_state(directory, state)  # the ports of its first start
+    write_state(directory, state)  # its ports are chosen at the first start
     return start_broker(directory, properties=listener.add_to(configuration(state)))

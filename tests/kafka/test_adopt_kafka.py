@@ -1,4 +1,4 @@
-"""A job over a part of a topic, then its declared equivalent over the rest."""
+"""A job reads a part of a topic, then the pipeline that replaces it reads the rest."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_a_flow_continues_at_the_offsets_of_a_job(
 
 
 def rows_of(folder: Path, *columns: str) -> Counter[Any]:
-    """The rows of a Delta table, which may not be there yet."""
+    """The rows of a Delta table, which may not exist yet."""
     if not (folder / "_delta_log" / f"{0:020}.json").exists():
         return Counter()
     rows = DeltaTable(folder).to_pyarrow_table(columns=list(columns)).to_pylist()
@@ -116,7 +116,7 @@ def test_tables_of_an_adopted_job_equal_those_of_an_uninterrupted_pipeline(
 
         at = f"2026-03-01T08:{minute:02d}:00Z"
         for number in numbers:
-            # One in ten is invalid; the later orders change earlier ones.
+            # One of ten orders is invalid; later orders update earlier orders.
             total = -1.0 if number % 10 == 3 else 90.0 + number
             put("orders", order_id=f"o{number % 40}", customer_id="c", total=total, event_ts=at)
             put("impressions", user_id="u", ad_id=f"a{number}", impression_time=at)
@@ -151,7 +151,7 @@ def test_tables_of_an_adopted_job_equal_those_of_an_uninterrupted_pipeline(
     assert name in proposal
     with_path = proposal.replace(name, f'{name}\n    path="{filtered}",')
     Path("job_pipeline.py").write_text(with_path, encoding="utf-8")
-    # Their flows have state, which starts again.
+    # The flows of these tables have state, which is computed from the beginning.
     shutil.rmtree(delta / "events_agg")
     shutil.rmtree(delta / "clicked_ads")
     for reset in resets:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A folder for a broker of the test's own, with a name that is hard on property files."""
+    """A folder for a separate broker; its name must be escaped in property files."""
     made = tmp_path / "a, bröker"
     yield made
     stop_broker(made)
@@ -113,7 +113,7 @@ def test_other_processes_can_stop_the_broker_after_its_starter_ended(
     pid = int(result.stdout)
     assert result.stderr == ""
     assert broker_status(directory).pid == pid
-    # As if the starter had been killed before it could write the record.
+    # The state as if the starter was killed before it could record the process.
     state = read_state(directory)
     assert state is not None
     write_state(directory, replace(state, pid=0, started=""))

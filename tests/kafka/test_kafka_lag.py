@@ -1,4 +1,4 @@
-"""How far a flow is behind a real broker: age, retention, and what was removed unread."""
+"""The lag of a flow on a real broker: age, retention, and records that were removed unread."""
 
 import time
 from typing import Any
@@ -61,7 +61,7 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     assert measured_lag["problem"] is None
     behind, done, empty = measured_lag["partitions"]
     assert (behind["earliest_offset"], behind["latest_offset"], behind["records"]) == (1, 5, 3)
-    assert behind["seconds_behind"] == 498.0  # of the record at 2
+    assert behind["seconds_behind"] == 498.0  # of the record at offset 2
     assert (behind["loss"], behind["loss_by"], behind["seconds_to_loss"]) == (
         "expected",
         "age",
@@ -77,12 +77,12 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     assert shown["penstock_flow_time_to_loss_seconds"] == [3102.0]
     assert measured_lag["retention"] == {topic: {"deletes": True, "seconds": 3600.0, "bytes": None}}
 
-    # A flow that was away for too long.
+    # A flow that did not run for too long.
     gone = measured.measure({topic: {"0": 0}})["partitions"][0]
     assert (gone["loss"], gone["lost_records"], gone["seconds_to_loss"]) == ("happened", 1, 0.0)
     assert gone["seconds_behind"] == 499.0
 
-    # Limits of other kinds: nothing is made up.
+    # Retention by size and compaction: the time to data loss is unknown.
     configure(kafka_broker, topic, retention_ms="-1", retention_bytes="1000")
     sized = lag(spark, servers, now).measure({topic: {"0": 2}})["partitions"][0]
     assert (sized["loss"], sized["seconds_to_loss"]) == ("unknown", None)
@@ -98,7 +98,7 @@ def test_lag_is_unknown_without_an_answer_of_the_broker(kafka_broker, spark):
     assert measured_lag["problem"].startswith(
         f"the brokers of {servers} rejected the request: UnknownTop"
     )
-    # What this flow was refused says nothing about the brokers: other flows ask them.
+    # A rejected request does not mean that the brokers are unavailable: other flows query them.
     assert missing._silent == {}
     (part,) = measured_lag["partitions"]
     assert {part[key] for key in ("latest_offset", "records", "seconds_behind")} == {None}

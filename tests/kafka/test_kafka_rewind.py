@@ -1,4 +1,4 @@
-"""Flows that read Kafka again: from another place, and a range of it."""
+"""Flows that read Kafka again: from other offsets, or a range of offsets."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def test_flow_is_reset_to_offsets_and_a_range_is_read_again(
     run()
     assert (rows(), rows(1)) == (list(range(10)), [0, 1, 2])
 
-    # A range by time: its missing rows, and no others.
+    # A range by timestamps: only the missing rows of the range are added.
     spark.sql(f"DELETE FROM delta.`{table}` WHERE offset % 2 = 0")
     produce(kafka_broker, 10, 14)
     report = backfill(
@@ -77,7 +77,7 @@ def test_flow_is_reset_to_offsets_and_a_range_is_read_again(
     assert [(source.count, source.text) for source in report.sources] == [(4, f"{TOPIC}-0 3 to 6")]
     assert (report.counts["read"], report.counts["known"], report.counts["added"]) == (4, 2, 2)
     assert (rows(), rows(1)) == ([1, 3, 4, 5, 6, 7, 9], [1])
-    # By offsets; and what the flow has not read yet is its own business.
+    # A range by offsets; it may not include rows that the flow has not read yet.
     backfill(begin=parse_start(f'{{"{TOPIC}": {{"0": 8, "1": 3}}}}'))
     assert (rows(), rows(1)) == ([1, 3, 4, 5, 6, 7, 8, 9], [1])
     with pytest.raises(PenstockError) as error:
@@ -86,7 +86,7 @@ def test_flow_is_reset_to_offsets_and_a_range_is_read_again(
     run()
     assert rows()[-5:] == [9, 10, 11, 12, 13]
 
-    # A new checkpoint from a moment on.
+    # A new checkpoint that starts at a timestamp.
     place = parse_start("1970-01-01T00:16:52Z")
     plan = reset_flow(settings, "bronze", place)
     assert (plan.sources[0].again, plan.sources[0].skipped) == (2, 0)
@@ -99,8 +99,8 @@ def test_flow_is_reset_to_offsets_and_a_range_is_read_again(
     run()
     assert rows()[-2:] == [13, 14]
 
-    # A table that is computed anew would lack what retention has taken, whichever of the flow's
-    # checkpoints had read it.
+    # A recomputed table would lack the records that retention has removed, no matter which
+    # checkpoint of the flow had read them.
     admin = AdminClient({"bootstrap.servers": servers})
     (gone,) = admin.delete_records([TopicPartition(TOPIC, 0, 4)]).values()
     gone.result(30)

@@ -1,4 +1,4 @@
-"""The Kafka sink against a real broker: ids of messages, replays, the outbox, what is refused."""
+"""The Kafka sink against a real broker: message ids, replays, the outbox, refused sinks."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Spark's Kafka source as pipelines read it: places to start, lost rows, topics made again, TLS."""
+"""Spark's Kafka source in pipelines: offsets, lost rows, recreated topics, TLS."""
 
 import socket
 import subprocess
@@ -216,7 +216,7 @@ def letters():
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("letters") == [(letter,) for letter in "abcdefgh"]
 
-    # As after continuous processing, which writes no settings.
+    # The offsets as continuous processing writes them, without settings.
     offsets = project.commits_folder("letters").parent / "offsets"
     newest = max(offsets.glob("[0-9]*"), key=lambda file: int(file.name))
     version, _, ends = newest.read_text().split("\n")
@@ -323,7 +323,7 @@ def zones():
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory):
-    """A broker with TLS and user names; certificates made here, by Java's keytool."""
+    """A broker with TLS and user names; its certificates are created with Java's keytool."""
     folder = tmp_path_factory.mktemp("secure")
     stores = {"storepass": "changeit-broker", "keypass": "changeit-broker"}
     common = [x for name, word in stores.items() for x in (f"-{name}", word)]

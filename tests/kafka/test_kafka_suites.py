@@ -1,4 +1,4 @@
-"""Kafka keeps the promises of all connectors."""
+"""The Kafka source and sink pass the suites of all connectors."""
 
 import json
 import uuid
@@ -19,7 +19,7 @@ from penstock.testing import SinkSuite, SourceSuite
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-# Unencrypted listeners do not look at it.
+# Ignored by unencrypted listeners.
 SECRET = "kafka.ssl.truststore.password"
 
 

@@ -1,4 +1,4 @@
-"""Real-time mode from Kafka to Kafka: rows pass before a batch is over, and how long they took."""
+"""Real-time mode from Kafka to Kafka: rows are written before the batch ends; their latency."""
 
 import json
 import runpy
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 FOLDER = EXAMPLES / "real_time"
 PAYMENTS = 200
-# Shorter than any batch that Spark has in this mode.
+# Shorter than the minimum duration of a batch in this mode.
 SLOWEST_MEDIAN_MS = 5000
 
 NOT_ALLOWED = """
@@ -38,7 +38,7 @@ def with_python():
 
 
 class Sent:
-    """The messages that a topic has got so far."""
+    """The messages that a topic has received so far."""
 
     def __init__(self, broker: BrokerHandle, topic: str) -> None:
         self._consumer = Consumer(
@@ -89,7 +89,7 @@ def test_payments_are_forwarded_before_the_batch_ends(
 
     try:
         sent.wait_for(1, still_runs)
-        # It runs; what comes now shows how long a message takes.
+        # The query runs; the next messages measure the latency.
         pause = threading.Event()
         for number in range(1, PAYMENTS):
             producer.produce(
@@ -102,7 +102,7 @@ def test_payments_are_forwarded_before_the_batch_ends(
         assert producer.flush(30) == 0
         sent.wait_for(PAYMENTS, still_runs)
         refused.wait_for(2, still_runs)
-        # Nothing of all this is in a finished batch yet: that takes five minutes.
+        # The messages were forwarded although no batch has finished: a batch takes five minutes.
         assert not list(project.commits_folder("judge").glob("[0-9]*"))
     finally:
         result = run.stop()
@@ -115,7 +115,7 @@ def test_payments_are_forwarded_before_the_batch_ends(
         "look at it"
     }
     assert [message.value() for message in refused.messages] == [b"no json", b'{"id": 7}']
-    # What Spark does not allow ends its own flow only, and says what.
+    # An operation that Spark does not support fails only its own flow, with an error that names it.
     (failure,) = result.failures
     assert failure.condition == "REAL_TIME_NOT_SUPPORTED"
     assert "with_python" in failure.message

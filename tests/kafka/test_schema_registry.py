@@ -1,4 +1,4 @@
-"""The example with a real registry: several formats and versions in one topic, and its absence."""
+"""The example with a real registry: several formats and versions in one topic, and failures."""
 
 import io
 import json
@@ -114,7 +114,7 @@ def test_rows_are_decoded_by_their_own_schema_and_none_is_lost(
         10: "the payload is NULL",
     }
 
-    # A schema that no worker knows yet, and a registry that does not answer.
+    # A schema that no worker has cached, and a registry that does not respond.
     newest = json.loads(json.dumps(PAYMENT_2))
     newest["fields"].append({"name": "by", "type": "string", "default": ""})
     third = register("payments-later-value", "AVRO", json.dumps(newest))

@@ -1,8 +1,8 @@
-"""Joins, sessions and unique rows over Kafka against DuckDB over the log, in spite of crashes.
+"""Joins, sessions and unique rows over Kafka equal those of DuckDB over the log after crashes.
 
-In `make test` every flow crashes in this process, in one update before it writes and in another
-one after its commit. In `make test-long` the process is killed with SIGKILL: PENSTOCK_TIME_KILLS
-says how often (2), PENSTOCK_TEST_SEED repeats the moments of a run.
+In `make test` every flow crashes in this process: in one update before it writes, and in another
+update after its commit. In `make test-long` the process is killed with SIGKILL: PENSTOCK_TIME_KILLS
+is the number of kills (2), and PENSTOCK_TEST_SEED repeats the times of a run.
 """
 
 import json
@@ -120,7 +120,7 @@ ORACLE = {
         SELECT clicked_ad, count(*) FROM numbered GROUP BY clicked_ad, session
     """,
     "seen_once": "SELECT DISTINCT click FROM clicks",
-    # NULL is no key: such rows are kept, by each of the two flows.
+    # NULL is no key: both flows keep all rows with NULL.
     "unique_clicks": """
         SELECT DISTINCT click FROM clicks WHERE click IS NOT NULL
         UNION ALL SELECT click FROM clicks, range(2) WHERE click IS NULL
@@ -134,7 +134,7 @@ def at(seconds: float) -> str:
 
 
 class Topics:
-    """The two topics: one partition each, because the row that moves the watermark is the last."""
+    """The two topics: one partition each, because the row that moves the watermark must be last."""
 
     def __init__(self, broker: BrokerHandle, prefix: str) -> None:
         self.servers = broker.bootstrap_servers
@@ -149,7 +149,7 @@ class Topics:
         assert self._producer.flush(30) == 0
 
     def log(self, name: str) -> Iterator[dict[str, Any]]:
-        """All rows of a topic, as Kafka has them."""
+        """All rows of a topic, read from Kafka."""
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "oracle"})
         place = TopicPartition(self.names[name], 0, 0)
         _, end = consumer.get_watermark_offsets(place, timeout=30)
@@ -167,7 +167,7 @@ class Topics:
 
 
 def _rows(dice: random.Random, runs: int) -> dict[str, list[dict[str, Any]]]:
-    """Enough for each run to have some, all within the hour that the watermarks wait."""
+    """Enough rows for each run, all within the watermark delay of one hour."""
     impressions = [
         {"ad": dice.randint(1, 12), "seen": at(dice.uniform(0, 3000))} for _ in range(30 * runs)
     ]
@@ -200,7 +200,7 @@ def _expected(topics: Topics) -> dict[str, Counter[Any]]:
 
 
 def _kill_at_random_moment(project: Project, dice: random.Random) -> None:
-    """Right after a commit of a flow, chosen by dice, or somewhere between the start and there."""
+    """Kill right after a commit of a random flow, or at a random time before that."""
     table = dice.choice(["pairs", "seen_once", "unique_clicks", None])
 
     def version() -> int:
@@ -264,15 +264,15 @@ def _dice() -> random.Random:
 
 
 def _start(broker: BrokerHandle, root: Path, spark: Any) -> tuple[Topics, Project]:
-    # A run of a test has topics of its own.
+    # Each run of a test has its own topics.
     topics = Topics(broker, root.name)
     project = Project(root, spark)
     return topics, project.source(SOURCE.format(servers=topics.servers, **topics.names))
 
 
 def _compare(project: Project, topics: Topics) -> None:
-    """What is missing is read; then every table is what the oracle says, also after late rows."""
-    # The last rows move the watermark past all others, and are late for none of them.
+    """Process the remaining rows; then every table equals the oracle, also after late rows."""
+    # The last rows move the watermark past all other rows.
     topics.add("impressions", [{"ad": 0, "seen": at(FAR)}])
     topics.add("clicks", [{"click": -1, "clicked_ad": 0, "clicked": at(FAR)}])
     result = project.run()
@@ -281,7 +281,7 @@ def _compare(project: Project, topics: Topics) -> None:
     for table in ORACLE:
         assert _found(project, table) == expected[table], table
 
-    # Both sides of a join refuse what is too late, and so does the session window.
+    # Both sides of a join and the session window drop late rows.
     topics.add("impressions", [{"ad": 5, "seen": at(1)}])
     topics.add("clicks", [{"click": 7, "clicked_ad": 5, "clicked": at(2)}])
     assert project.run().state is UpdateState.COMPLETED
@@ -291,7 +291,7 @@ def _compare(project: Project, topics: Topics) -> None:
     refused = project.table("all_impressions_quarantine").collect()
     assert sorted("click" in json.loads(row["_row"]) for row in refused) == [False, True]
     assert {tuple(row["_failed_rules"]) for row in refused} == {("late",)}
-    # Without a quarantine they are counted.
+    # Late rows are counted if there is no quarantine.
     counted = [
         details(event)["data_quality"]["late_records"]
         for event in project.events

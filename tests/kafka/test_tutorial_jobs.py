@@ -1,4 +1,4 @@
-"""Jobs as tutorials of structured streaming write them, over a real broker."""
+"""Jobs from tutorials of Structured Streaming, with a real broker."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def send(broker: BrokerHandle, topic: str, *values: str) -> None:
 
 
 def send_pairs(broker: BrokerHandle, *numbers: int) -> None:
-    """An impression each, and a click one minute later."""
+    """Send an impression for each number, and a click one minute later."""
     topics = (("impressions", "impression_time", 1), ("clicks", "click_time", 2))
     for topic, column, minute in topics:
         at = f"2026-03-01T08:{minute:02d}:00Z"
@@ -64,7 +64,7 @@ def states(root: Path) -> dict[str, str]:
 
 
 def last(folder: Path) -> int:
-    """The newest micro-batch of a log of a checkpoint."""
+    """The newest micro-batch in a log of a checkpoint."""
     return max(int(file.name) for file in folder.iterdir() if file.name.isdigit())
 
 
@@ -91,7 +91,7 @@ def test_tutorial_job_resumes_after_a_kill_and_stops_after_its_batches(
         assert first.wait_until(
             lambda: silver() == 8 and len(column(clicked, "ad_id")) == 2, 200
         ), first.output
-        # Four micro-batches; the kill comes after the first.
+        # Four micro-batches; the process is killed after the first.
         more = [order(number, 200.0) for number in range(10, 89)]
         send(kafka_broker, "jobs-orders", order(0, 500.0), *more)
         send_pairs(kafka_broker, 2, 3)
@@ -126,7 +126,7 @@ def test_tutorial_job_resumes_after_a_kill_and_stops_after_its_batches(
     for offsets in (tmp_path / "checkpoints").rglob("offsets"):
         assert last(offsets) == last(offsets.parent / "commits"), offsets
 
-    # Transactions of Delta, and a MERGE: each row once.
+    # Transactions of Delta and MERGE: each row once.
     offsets = column(bronze, "kafka_offset")
     assert sorted(offsets) == list(range(91))
     orders = dict(
@@ -139,7 +139,7 @@ def test_tutorial_job_resumes_after_a_kill_and_stops_after_its_batches(
     windows = Counter(column(delta / "events_agg", "customer_id"))
     assert windows == {"c": 2, None: 2}
     assert sum(column(delta / "events_agg", "events")) == 2 * 90
-    # Appends of foreachBatch: a micro-batch that is repeated appends again, as under Spark alone.
+    # Appends in foreachBatch: a repeated micro-batch appends its rows again, as in Spark itself.
     assert set(column(delta / "orders_quarantine", "kafka_offset")) == {8, 9, 90}
     batches = dict(
         zip(*(column(delta / "dq_log", name) for name in ("batch_id", "total_rows")), strict=True)

@@ -1,7 +1,7 @@
-"""What tutorials of structured streaming and DLT teach, block by block, over a real broker.
+"""Code blocks from tutorials of Structured Streaming and DLT, with a real broker.
 
-Blocks that declare datasets run as they are written; those that start queries are in `test_jobs`.
-Two updates; rows that arrive in the second one are late.
+Code blocks that declare datasets run unchanged; those that start queries are in
+`test_tutorial_jobs`. There are two updates; rows that arrive in the second update are late.
 """
 
 import json
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 TOPIC = "tutorial-sales"
 
-# `dlt` as a notebook imports it, a setting of the pipeline, a watermark that only silver declares,
-# an aggregate over a window with an alias of its own.
+# `dlt` as notebooks import it, a setting of the pipeline, a watermark that only silver declares,
+# and an aggregate over a window with an alias.
 NOTEBOOK = """
 import dlt
 from pyspark.sql import functions as F
@@ -76,7 +76,7 @@ def sales_gold():
     )
 """
 
-# The same with a watermark in gold, names of functions without `F`, and the window as a struct.
+# The same with a watermark in gold, functions without the prefix `F`, and the window as a struct.
 SHORT_NOTEBOOK = """
 import dlt
 from pyspark.sql.functions import col, count, current_timestamp, from_json, sum, window
@@ -164,7 +164,7 @@ def hours(project: Project, table: str, start: str) -> list[tuple[Any, ...]]:
     return sorted((row[0].astimezone(UTC).hour, *row[1:]) for row in rows.collect())
 
 
-# Block: table, and the rows that it must have.
+# Code block: its table and the expected rows.
 DECLARED: dict[str, tuple[str, str, Any]] = {
     "DLT notebook: bronze from Kafka": ("sales_bronze", "count(*)", [(8,)]),
     "DLT notebook: silver with expectations": (
@@ -199,5 +199,5 @@ def test_gold_counts_late_rows_when_only_silver_declares_the_watermark(project: 
 
 
 def test_gold_leaves_late_rows_out_when_it_declares_the_watermark(project: Project) -> None:
-    """The hour of the newest row is still open: append mode writes it when it is over."""
+    """The window of the newest row is still open: append mode writes it when it is closed."""
     assert hours(project, "hourly_sales", "window.start") == [(8, "web", 1, 10.0)]

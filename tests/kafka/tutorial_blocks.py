@@ -1,10 +1,10 @@
-"""Blocks of jobs as tutorials of structured streaming write them.
+"""Code blocks of jobs from tutorials of Structured Streaming.
 
-The code is theirs; servers, topics, paths, offsets, intervals and names of fields are not. What
-else had to change has a comment, and a row in docs/jobs.md.
+Only servers, topics, paths, offsets, intervals and names of fields are changed. Any other change
+has a comment, and a row in docs/jobs.md.
 """
 
-# Each function is one. Those of `refused` cannot run as they are.
+# Each function is a code block. Those in `refused` cannot run unchanged.
 BLOCKS = """
 import json, time
 
