@@ -9,7 +9,7 @@ from penstock._cli.main import main
 
 
 class Answer(NamedTuple):
-    """What a command left: its exit code and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 
 def penstock(folder: Path, *arguments: str) -> Answer:
-    """Run a command in a folder, as a shell there would."""
+    """Run a command with this folder as the working directory."""
     with (
         contextlib.chdir(folder),
         contextlib.redirect_stdout(io.StringIO()) as out,

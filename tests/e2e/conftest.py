@@ -27,7 +27,7 @@ def demo_directory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def start_demo(demo_directory: Path, tmp_path: Path) -> Iterator[Callable[..., DemoProcess]]:
-    """Starts demos in one folder; at the end nothing of them is left."""
+    """Starts demos in one folder; all their processes are ended afterwards."""
     started: list[DemoProcess] = []
 
     def start(*arguments: str, **environment: str) -> DemoProcess:
@@ -60,7 +60,7 @@ def problems() -> list[str]:
 
 @pytest.fixture
 def open_page(browser, problems: list[str]):
-    """Opens pages and notes what goes wrong in them, and requests that leave this machine."""
+    """Opens pages; records their errors, and requests to other machines."""
     contexts = []
 
     def open_(address: str, *, width: int = 1280, dark: bool = False):

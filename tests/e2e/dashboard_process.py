@@ -1,4 +1,4 @@
-"""`penstock ui` as a process of its own."""
+"""`penstock ui` in a separate process."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""A demo as a user starts it: a process in a session of its own, and what it left behind."""
+"""A demo as a user starts it, in a separate session, and the tables that it wrote."""
 
 import json
 import os
@@ -24,7 +24,7 @@ NO_JAVA_SECONDS = 6.0
 
 
 def children_cpu_seconds() -> float:
-    """Processor time of the children that have ended; waiting for a busy machine is not in it."""
+    """Processor time of the child processes that have ended, without time of waiting."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -73,7 +73,7 @@ class DemoProcess:
         self._process.send_signal(signal.SIGINT)
 
     def kill_group(self) -> None:
-        """kill -9 of Python and Spark's JVM; returns when none of them is left."""
+        """Send SIGKILL to Python and Spark's JVM; return when all of them have ended."""
         deadline = time.monotonic() + 30
         pause = threading.Event()
         while time.monotonic() < deadline:
@@ -88,14 +88,14 @@ class DemoProcess:
 
 
 def kill_broker(directory: Path) -> None:
-    """kill -9 of the embedded broker, if it runs."""
+    """Send SIGKILL to the embedded broker, if it runs."""
     broker = broker_status(DemoFolders(directory).broker)
     if broker is not None:
         os.kill(broker.pid, signal.SIGKILL)
 
 
 def next_batch(directory: Path, flow: str) -> int:
-    """The micro-batch that a flow runs, or runs again, when it starts the next time."""
+    """The micro-batch that a flow runs, or repeats, at its next start."""
     state = json.loads((directory / "state" / "flows" / f"{flow}.json").read_text())
     checkpoint = next((directory / "checkpoints").glob(f"*/{state['epoch']}"))
     commits = (checkpoint / "commits").iterdir()
@@ -103,7 +103,7 @@ def next_batch(directory: Path, flow: str) -> int:
 
 
 def compare_with_log(directory: Path) -> tuple[list[str], DemoTables, list[Judged]]:
-    """Row-exact comparison with the Kafka log; the tables; and a verdict on every message."""
+    """Compare every row with the Kafka log; also returns the tables and the expected results."""
     places = DemoFolders(directory)
     broker = start_broker(places.broker)
     try:

@@ -1,4 +1,4 @@
-"""Every benchmark runs, in its smallest size."""
+"""Every benchmark runs with the smallest data size."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_every_benchmark_runs_and_prints_its_ratios(tmp_path: Path) -> None:
     assert "age of rows in orders_quarantine: " in done.stdout
     assert "a batch of windows in update mode: " in done.stdout
     assert "longest time without a commit since data" in done.stdout
-    assert done.stdout.count("; slope ") == 2 * 4  # as printed, and in the table
+    assert done.stdout.count("; slope ") == 2 * 4  # in the output and in the table
     assert "| age of rows in orders | mean " in done.stdout
     assert "| auto CDC type 2, 2 more batches | first 1 " in done.stdout
     assert "| age of rows, after the warm-up | mean of all tables " in done.stdout

@@ -1,7 +1,7 @@
-"""The command line as a user meets it, in a folder of its own.
+"""The command line as users run it, in an empty folder.
 
-Commands run in this process on the session of the tests. Processes are started where a process is
-what is tested: signals, refusals before Java starts, the first run of a new project.
+Commands run in this process on the session of the tests. Separate processes are started for tests
+of processes: signals, refusals before Java starts, the first run of a new project.
 """
 
 import json
@@ -81,11 +81,11 @@ class Shop:
         return process
 
     def penstock(self, *arguments: str) -> Answer:
-        """A command in this process."""
+        """Run a command in this process."""
         return penstock(self.folder, *arguments)
 
     def process(self, *arguments: str) -> Answer:
-        """A command in a process of its own, until it ends."""
+        """Run a command in a separate process until it ends."""
         process = self.start(*arguments)
         out, err = process.communicate(timeout=SECONDS)
         return Answer(process.returncode, out, err)
@@ -148,7 +148,7 @@ def test_a_dry_run_shows_a_file_in_a_folder_as_pipeline_and_writes_nothing(shop:
     assert files_of(shop.folder) == before
 
 
-def test_rows_that_break_a_rule_are_in_quarantine_after_a_run(finished: Shop) -> None:
+def test_rows_that_violate_a_rule_are_in_quarantine_after_a_run(finished: Shop) -> None:
     assert finished.rows("silver", "id", "amount") == [(0, 5.0), (3, 2.5)]
     assert finished.rows("gold", "revenue") == [(7.5,)]
     # NULL does not satisfy a rule: that row is in quarantine like the one with -1.
@@ -199,7 +199,7 @@ def test_one_error_names_file_line_and_the_nearest_name_when_a_table_is_misspell
     assert not list((shop.folder / ".penstock").rglob("_delta_log"))
 
 
-def test_the_update_fails_with_rule_values_and_batch_when_a_fail_rule_breaks(shop: Shop) -> None:
+def test_update_fails_with_rule_values_and_batch_when_a_fail_rule_is_violated(shop: Shop) -> None:
     shop.source(
         SHOP.replace('expect_or_drop("positive"', 'expect_or_fail("positive"')
         + '\n\n@dp.table\ndef other():\n    return dp.read_stream("bronze")\n'

@@ -1,4 +1,4 @@
-"""The demo on a standalone cluster of two workers; an executor is killed in the middle."""
+"""The demo on a standalone cluster of two workers; an executor is killed during the run."""
 
 import json
 import os
@@ -28,19 +28,19 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def executors(folder: Path) -> list[int]:
-    """Executors of the cluster that have run for long enough to have tasks: children of workers."""
+    """Executors (children of workers) that have run for long enough to have tasks."""
     cluster = cluster_status(DemoFolders(folder).cluster)
     workers = [pid for pid, _ in cluster.processes[1:]] if cluster is not None else []
     return [child for worker in workers for child in children(worker)]
 
 
 def recorded(folder: Path, event_type: str) -> list[dict]:
-    """Details of the events of this type, of all updates."""
+    """Details of the events of this type in all updates."""
     lines = [
         json.loads(line)
         for file in sorted(folder.glob("events/**/*.jsonl"))
         for line in file.read_text(encoding="utf-8").splitlines(keepends=True)
-        if line.endswith("\n")  # the last one may be half written
+        if line.endswith("\n")  # the last line may be incomplete
     ]
     return [line["details"][event_type] for line in lines if line["event_type"] == event_type]
 
@@ -49,7 +49,7 @@ def test_no_row_is_lost_when_an_executor_is_killed(
     folder: Path, query_settings: dict[str, str]
 ) -> None:
     log = folder.parent / "demo.log"
-    # Driver and executors would each compile the code of every flow.
+    # Driver and executors would compile the generated code of every flow.
     settings = "".join(f"{key} {value}\n" for key, value in query_settings.items())
     (folder.parent / "spark-defaults.conf").write_text(settings)
     environment = {"SPARK_CONF_DIR": str(folder.parent)}
@@ -70,7 +70,7 @@ def test_no_row_is_lost_when_an_executor_is_killed(
         assert len(before) == 2
         os.kill(before[0], signal.SIGKILL)
         assert demo.wait_until(has_replaced, 120), demo.output
-        demo.interrupt()  # it processes what was sent before it ends
+        demo.interrupt()  # processes all sent messages before it ends
         assert demo.wait(240) == 0, demo.output
     finally:
         demo.kill_group()

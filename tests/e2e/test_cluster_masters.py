@@ -1,6 +1,6 @@
 """Masters whose executors are other processes: `local-cluster` and a standalone cluster.
 
-The JVM of the first is started by spark-submit, that of the second directly.
+With `local-cluster` spark-submit starts the JVM; on the cluster Penstock starts it.
 """
 
 import json
@@ -79,7 +79,7 @@ def test_updates_complete_on_a_standalone_cluster(
 
 
 @pytest.mark.parametrize("source", [SOURCE, IN_ANALYSIS], ids=["no job", "job in the analysis"])
-def test_an_update_without_executors_says_so(tmp_path: Path, standalone: str, source: str) -> None:
+def test_update_without_executors_fails(tmp_path: Path, standalone: str, source: str) -> None:
     (tmp_path / "shop.py").write_text(source, encoding="utf-8")
     (tmp_path / "in").mkdir()
     answer = run(

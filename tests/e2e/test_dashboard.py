@@ -50,7 +50,7 @@ def get(address: str, **headers: str) -> str:
 
 
 class Story:
-    """An update that happens as a test wants it, in a real event log."""
+    """An update whose events a test writes into a real event log."""
 
     def __init__(self, directory: Path) -> None:
         self.log = EventLog(directory)
@@ -97,7 +97,7 @@ class Story:
         self.batches += 1
 
     def waits(self, name: str) -> None:
-        """Two sources: of one files wait, of the other rows that retention is about to take."""
+        """Two sources with backlog: files, and rows that retention is about to remove."""
         origin = replace(self.origin, dataset_name=f"c.s.{name}", flow_name=name)
         kafka = {
             "description": "KafkaV2[Subscribe[orders]]",
@@ -292,7 +292,7 @@ def test_late_response_for_another_page_is_ignored(open_page, problems, recorded
     page.route(re.compile(r"/dataset\?.*default\.bronze"), lambda route: held.append(route))
     page.evaluate(f"{dataset}bronze'")
     page.wait_for_selector('.empty:has-text("Loading")')
-    page.wait_for_function("true")  # the request is routed while something is waited for
+    page.wait_for_function("true")  # the route is called while the page waits
     page.evaluate(f"{dataset}silver'")
     page.wait_for_selector('h1:has-text("silver")')
     body = get(recorded + "api/pipelines/shop/dataset?name=spark_catalog.default.bronze")
@@ -304,7 +304,7 @@ def test_late_response_for_another_page_is_ignored(open_page, problems, recorded
     page.evaluate("location.hash = '#/shop/update/removed-long-ago'")
     page.click('.empty:has-text("not in the event log") a')
     page.wait_for_selector(".card")
-    # Nor is what was shown before, where there is nothing to show.
+    # The page of an unknown dataset does not show the previous page.
     page.evaluate("location.hash = '#/shop/dataset/nothing'")
     page.wait_for_selector('.empty:has-text("This dataset is not in this update")')
     assert len(held) == 1
@@ -318,7 +318,7 @@ def test_page_recovers_from_a_broken_stream_or_clock(open_page, problems, tmp_pa
     try:
         page = open_page(served.address)
         page.wait_for_selector(".link-live")
-        # Two hours behind, and a proxy that has nothing behind it.
+        # A clock two hours behind, and a proxy whose server does not respond.
         page.add_init_script("const now = Date.now; Date.now = () => now() - 7_200_000;")
         refused = []
 
@@ -455,7 +455,7 @@ def test_rows_of_a_table_are_shown_on_request(open_page, problems, stored) -> No
     assert problems == []
 
 
-# Holds the pipeline until it has heard two signals, as an update that is slow to stop does.
+# Keeps the lease until it has received two signals, like an update that stops slowly.
 HOLDER = """
 import signal, sys
 from pathlib import Path
@@ -522,7 +522,7 @@ def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_p
         place = "#/shop/quarantine/spark_catalog.default.silver"
         page.goto(served.address.partition("?")[0] + place)
         page.wait_for_selector('button:has-text("Replay all 60 rows")')
-        # What is started ends at once: this is about what the page asks for.
+        # Started commands fail immediately: the test checks only the requests of the page.
         spec.write_text("name: shop\nstorage: storage\nwrong: key\n")
         page.wait_for_selector(".refused-row input >> nth=24")
         assert page.locator(".refused-row input").count() == 25
@@ -537,7 +537,7 @@ def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_p
         page.click("text=Replay 25 marked rows")
         page.wait_for_selector('.job summary:has-text("25 marked rows"):has-text("failed")')
         assert "again for 25 marked rows in quarantine?" in requests[0]
-        # Nothing was done, so the marks are still there.
+        # The replay failed, so the rows are still marked.
         page.click("text=Clear marks")
         page.wait_for_selector(".refused-row input:checked", state="detached")
         page.click("text=Replay the 15 rows")
@@ -548,7 +548,7 @@ def test_user_with_the_token_can_replay_selected_rows(open_page, problems, tmp_p
         served.stop()
 
 
-# Ratio of the luminance of every text to that of what is behind it, as WCAG 2 has it.
+# Contrast ratio of every text and its background, as defined by WCAG 2.
 CONTRAST = """() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)

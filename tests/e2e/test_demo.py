@@ -1,7 +1,7 @@
-"""The demo as a process: one run, seen through bad rows and a dead broker, ended by Ctrl-C.
+"""The demo as a process: one run with invalid rows and a killed broker, ended by Ctrl-C.
 
-The tests share that run, in the order of this file: first what is seen while it runs, in a browser
-where there is one, then what it leaves. Other ways to end it, and kills, are in `make test-long`.
+The tests share that run, in the order of this file: first the pages while it runs, if a browser is
+installed, then its results. Other ways to end it, and kills, are in `make test-long`.
 """
 
 import json
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kafka, pytest.mark.spark, pytest.mark
 
 END_SECONDS = 400.0
 PATIENCE_SECONDS = 120.0
-# 3 holds on a machine that has some time left; the dashboard gets what others leave.
+# 3 is enough on an idle machine; the dashboard gets the remaining processor time.
 SEEN_SECONDS = float(os.environ.get("PENSTOCK_SEEN_SECONDS", "15"))
 POISONED = 400
 BRONZE, SILVER = '[data-card$=".orders_bronze"]', '[data-card$=".orders"]'
@@ -50,7 +50,7 @@ ROWS_OF = """card => {
 
 
 class Demo(NamedTuple):
-    """A demo that has rows in all of its tables."""
+    """A running demo with rows in all of its tables."""
 
     directory: Path
     process: DemoProcess
@@ -62,7 +62,7 @@ class Demo(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What a demo left after Ctrl-C."""
+    """The output and the results of a demo after Ctrl-C."""
 
     output: str
     figures: dict[str, int]
@@ -90,7 +90,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
 
 @pytest.fixture(scope="module")
 def ended(demo: Demo) -> Ended:
-    start_broker(demo.broker)  # unless a test has left it dead, it runs
+    start_broker(demo.broker)  # if a failed test did not restart it
     demo.process.interrupt()
     assert demo.process.wait(END_SECONDS) == 0, demo.process.output
     output = demo.process.output
@@ -98,7 +98,7 @@ def ended(demo: Demo) -> Ended:
 
 
 def quarantined_on(dashboard: str) -> int:
-    """Rows in quarantine, as the page of the running demo has them."""
+    """The number of rows in quarantine on the page of the running demo."""
     with urllib.request.urlopen(f"{dashboard}api/pipelines", timeout=10) as answer:
         (pipeline,) = json.load(answer)["pipelines"]
     address = f"{dashboard}api/pipelines/{pipeline['key']}/update"
@@ -107,7 +107,7 @@ def quarantined_on(dashboard: str) -> int:
 
 
 def qualities(directory: Path) -> Iterator[dict[str, Any]]:
-    """What the event log says of rules and quarantine, batch by batch."""
+    """The data quality of each batch in the event log."""
     for file in (directory / "events").rglob("*.jsonl"):
         for line in file.read_bytes().split(b"\n")[:-1]:
             event = json.loads(line)
@@ -120,12 +120,12 @@ def quarantined(directory: Path) -> int:
 
 
 def figure(page, card: str, name: str) -> int:
-    """A figure of a card, as a reader sees it."""
+    """A figure as a card shows it."""
     return page.evaluate(ROWS_OF.replace("NAME", json.dumps(name)), card)
 
 
 def failures(rule: str) -> int:
-    """How many rows violated a rule, of its line on a page."""
+    """The number of rows that violated a rule, from its line on a page."""
     shown = re.search(r"([\d,]+) failed", rule)
     return int(shown[1].replace(",", "")) if shown else 0
 
@@ -205,12 +205,12 @@ def test_page_shows_why_no_rows_arrive_while_the_broker_is_down(
     kill_broker(demo.directory)
     page.wait_for_selector(f"{BRONZE} [data-state=NO_ANSWER]")
     page.wait_for_selector('.failure:has-text("orders_bronze waits: no broker of")')
-    # What waits is not 0, it is unknown.
+    # The lag is unknown, not 0.
     assert not re.search(r"\d", page.inner_text(f'{BRONZE} .figure:has-text("lag")'))
     assert page.locator(f"{SILVER} [data-state=RUNNING]").count() == 1
     assert "is waiting for its source" in demo.process.output
 
-    # It is back: so are the rows that were sent meanwhile.
+    # The broker is back: the rows that were sent in the meantime are read.
     start_broker(demo.broker)
     page.wait_for_selector(f"{BRONZE} [data-state=RUNNING]")
     wait_for(lambda: figure(page, BRONZE, "rows") > rows, PATIENCE_SECONDS)
@@ -264,7 +264,7 @@ def test_dashboard_shows_a_finished_demo_from_the_event_log(
     assert problems == []
 
 
-# -- a run of its own ---------------------------------------------------------------------------
+# -- separate runs ------------------------------------------------------------------------------
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""kill -9 again and again, then a comparison with the Kafka log down to the last row."""
+"""Repeated kill -9, then a comparison of every row with the Kafka log."""
 
 import os
 import random
@@ -22,7 +22,7 @@ pytestmark = [
 
 Start = Callable[..., DemoProcess]
 END_SECONDS = 400.0
-# Between the two commits of a batch, before and after: places that no random moment would meet.
+# Before, between and after the two commits of a batch: random kills rarely hit these points.
 POINTS = (
     ("after_quarantine_commit", "orders"),
     ("after_target_commit", "orders"),
@@ -31,7 +31,7 @@ POINTS = (
     ("after_target_commit", "revenue_5m"),
 )
 RANDOM_MOMENTS = int(os.environ.get("PENSTOCK_RANDOM_KILLS", "1"))
-# Each costs most of a minute: a short run takes some of them, chosen anew each time.
+# Each kill takes almost a minute: a short run uses a random selection of them.
 POINTS_IN_SHORT = 3
 
 
@@ -72,7 +72,8 @@ def test_no_row_is_lost_or_duplicated_when_the_demo_is_killed_repeatedly(
 
 
 def kill_at_point(start_demo: Start, directory: Path, point: str, flow: str) -> None:
-    # An earlier kill may have left that batch in the table: it is replayed, and the next counts.
+    # An earlier kill may have left that batch in the table: then it is replayed, and the process is
+    # killed in the next batch.
     target = f"{point}:{flow}:{next_batch(directory, flow)}+"
     demo = start_demo("--once", "--events", "400", PENSTOCK_KILL_AT=target)
     assert demo.wait(END_SECONDS) == -signal.SIGKILL, f"{target} was not met: {demo.output}"
@@ -80,7 +81,7 @@ def kill_at_point(start_demo: Start, directory: Path, point: str, flow: str) -> 
 
 
 def kill_at_random_moment(start_demo: Start, directory: Path, dice: random.Random) -> None:
-    """Two times in three while flows commit, else somewhere between start and there."""
+    """Kill shortly after a commit of a random flow, or at a random time after the start."""
     table = dice.choice(("orders_bronze", "orders", "revenue_5m", None))
     demo = start_demo("--events", "100000", "--rate", str(dice.choice((100, 300))))
     if table is not None:

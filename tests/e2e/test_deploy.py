@@ -55,7 +55,7 @@ def checked(*command: str | Path, **environment: str) -> str:
 
 
 def tool(name: str) -> Path:
-    """A linter; without Go, some are not there."""
+    """The path of a linter; some are not installed without Go."""
     path = TOOLS / name
     if not path.exists():
         assert shutil.which("go") is None, f"{path} is missing: .ci/recipes"
@@ -64,7 +64,7 @@ def tool(name: str) -> Path:
 
 
 def understood(words: list[str]) -> dict[str, Any]:
-    """The options of a command of penstock; fails if it would be refused."""
+    """The parsed options of a penstock command; fails if the command is invalid."""
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]
     return command.make_context(words[0], [str(word) for word in words[1:]]).params
@@ -84,7 +84,7 @@ def check_pod(pod: Any) -> None:
     (container,) = pod["containers"]
     run = understood(container["args"])
     assert pod["terminationGracePeriodSeconds"] >= run["stop_timeout"] + 30
-    assert run["continuous"] is ("readinessProbe" in container)  # whatever the settings say
+    assert run["continuous"] is ("readinessProbe" in container)  # regardless of the settings
     if "readinessProbe" in container:
         understood(container["readinessProbe"]["exec"]["command"][1:])
 
@@ -206,7 +206,7 @@ def test_assets_of_dagster_follow_views_and_have_one_result_of_all_their_flows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = {"c.a": "streaming table", "c.v": "view", "c.w": "view", "c.b": "materialized view"}
-    nodes["c.0"] = "materialized view"  # named before what it reads
+    nodes["c.0"] = "materialized view"  # its name sorts before that of its source
     edges = [("/in", "c.a"), ("c.a", "c.v"), ("c.v", "c.w"), ("c.w", "c.b"), ("c.b", "c.b")]
     edges.append(("c.a", "c.0"))
     graph = {

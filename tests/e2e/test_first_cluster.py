@@ -1,4 +1,4 @@
-"""The page `first-cluster.md`, followed literally in an empty folder."""
+"""The steps of the page `first-cluster.md`, run literally in an empty folder."""
 
 import os
 import re
@@ -15,7 +15,7 @@ INSTALLED = ("$ python -m venv", "$ . .venv/bin/activate", "$ pip install")
 
 
 def script_of(page: str) -> str:
-    """The commands of a page, with the files that it shows, as a shell script."""
+    """A shell script with the commands of a page, which also writes the files of the page."""
     lines = ["set -euo pipefail"]
     for name, language, text in re.findall(
         r"(?:`([\w./]+)`:\n\n(?:<!--.*?-->\n)?)?```(\w+)\n(.*?)```\n", page, re.S

@@ -1,4 +1,4 @@
-"""Projects of other engines, run from their folder without a line of glue."""
+"""Projects of other engines, run unchanged from their folders."""
 
 import json
 import os
@@ -151,7 +151,7 @@ def lines(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def spark_pipelines(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Spark's own command, in a process."""
+    """Run Spark's own command in a process."""
     scripts = Path(sys.executable).parent
     done = subprocess.run(
         [str(scripts / "spark-pipelines"), *arguments],
@@ -242,7 +242,7 @@ SDP_ROWS = {
 
 
 def sdp(folder: Path) -> None:
-    """The project of Spark's own engine, with its rows."""
+    """A project of Spark's own engine with input rows."""
     write(folder, SDP)
     names = ("id", "amount", "city")
     lines(folder, "in/a.json", [dict(zip(names, row, strict=True)) for row in SDP_ROWS["bronze"]])

@@ -1,4 +1,4 @@
-"""Programs that start their queries themselves, run as they are."""
+"""Programs that start their queries themselves, run unchanged."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def add(root: Path, *ids: int) -> None:
 def ids_of(table: Path) -> list[int]:
     if not (table / "_delta_log").exists():
         return []
-    with suppress(Exception):  # while it is created
+    with suppress(Exception):  # the table is being created
         return sorted(DeltaTable(table).to_pyarrow_table()["id"].to_pylist())
     return []
 

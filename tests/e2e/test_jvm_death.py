@@ -1,4 +1,4 @@
-"""Spark's JVM is killed, as the kernel does when memory runs out: the update ends and says so."""
+"""Spark's JVM is killed, as by the kernel when memory runs out: the update ends with an error."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ NO_RETRY = ("--conf", "pipelines.numUpdateRetryAttempts=0")
 
 
 class Run:
-    """A continuous update in a process of its own."""
+    """A continuous update in a separate process."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
@@ -139,7 +139,7 @@ TABLES = ".penstock/tables/spark_catalog/default"
 
 
 def stopping(run: Run) -> bool:
-    """Whether an update whose batch is held is being stopped; asks for it first."""
+    """Stop an update whose batch is blocked; returns whether it is being stopped."""
     if run.has("holding") and not run.has("stop_requested"):
         os.kill(run.process.pid, signal.SIGTERM)
         (run.folder / "stop_requested").touch()
@@ -187,7 +187,7 @@ def check_end(run: Run, killed: float, condition: str) -> None:
     if condition == "JVM_DIED":
         assert "signal 9" in printed
     with Lease.acquire(run.folder / ".penstock/state/pipeline.lock", holder={}):
-        pass  # the lease is free
+        pass  # the lease was released
 
 
 @pytest.mark.long

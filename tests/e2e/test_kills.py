@@ -1,6 +1,6 @@
-"""kill -9 of a real `penstock run` between the commits of a batch: once per kind of writer.
+"""kill -9 of a real `penstock run` between the commits of a batch, once per kind of writer.
 
-All other points and moments: exceptions at the kill points in tests/spark, and `make test-long`.
+Other kill points are tested by exceptions in tests/spark, and random kills by `make test-long`.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ def rows(folder: Path, table: str, *columns: str) -> list[tuple[object, ...]]:
 
 
 def run_and_die(folder: Path) -> None:
-    """`penstock run` in a process, and the end of its JVM, which shares the lease."""
+    """Run `penstock run` until it is killed, and wait for its JVM, which shares the lease."""
     program = PROGRAM.format(points=[(*point, 0) for point in POINTS])
     with (folder / "killed.log").open("wb") as log:
         process = subprocess.Popen(

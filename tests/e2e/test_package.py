@@ -1,4 +1,4 @@
-"""`penstock package`: the one file, run by spark-submit on a cluster and on a local master."""
+"""The file of `penstock package`, run by spark-submit on a cluster and on a local master."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def gold():
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A packed project; its folder is gone."""
+    """A packed project whose folder was deleted."""
     folder = tmp_path_factory.mktemp("package")
     project = folder / "shop"
     (project / ".git").mkdir(parents=True)
@@ -79,7 +79,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """The folder that the file is started in, with rows below it."""
+    """The working directory for the file, with input rows."""
     (tmp_path / "in").mkdir()
     rows = "\n".join(json.dumps({"id": number}) for number in (0, 1, 2, 3))
     (tmp_path / "in" / "a.json").write_text(rows, encoding="utf-8")
@@ -93,7 +93,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 def submit(work: Path, file: Path, *options: str, after: tuple[str, ...] = ()) -> subprocess.Popen:
-    """Spark's own script, with a Python that has no packages."""
+    """Run Spark's own script with a Python that has no packages."""
     jars = spark_jars_directory()
     assert jars is not None
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PENSTOCK"))}
@@ -135,7 +135,7 @@ def test_executors_of_a_cluster_use_the_packages_of_the_file(
 
 
 def start_continuous(packed: Path, work: Path) -> subprocess.Popen:
-    """An update that has written all its tables and waits for rows."""
+    """Start an update; returns when it has written all tables and waits for rows."""
     options = ("--conf", f"input={work / 'in'}", "--continuous", "--log-format", "json")
     process = submit(work, packed, after=options)
     log = work / "storage/tables/spark_catalog/default/gold/_delta_log/00000000000000000001.json"

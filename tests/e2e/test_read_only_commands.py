@@ -1,4 +1,4 @@
-"""Every command that only reads, in both forms, over one finished project.
+"""Every read-only command, as text and as JSON, on one finished project.
 
 The project has a view, a materialized view, an auto CDC table, a table with state, a sink, a
 quarantine and a flow that failed.
@@ -64,7 +64,7 @@ ROWS = [(1, "ada", 5), (1, "ada", 7), (2, "bob", 120), (3, "eve", -1)]
 
 
 class Case(NamedTuple):
-    """A command, what its text has, and what is in its JSON: a value and where it is."""
+    """A command, strings of its text output, and a value of its JSON output with its path."""
 
     arguments: str
     text: tuple[str, ...]
@@ -225,7 +225,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, spark) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file of the project with its hash, without what locks and logs of Spark hold."""
+    """Hashes of all files of the project, except locks and logs of Spark."""
     return {
         str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))

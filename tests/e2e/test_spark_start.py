@@ -1,4 +1,4 @@
-"""Spark does not start: the error says why."""
+"""Spark does not start: the error has the reason."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
-# Each session fails, so that one process can try them all.
+# All sessions fail, so one process can start them one after the other.
 SCRIPT = """
 import json, sys
 from penstock._spark.session import SessionOptions, build_session
@@ -26,7 +26,7 @@ for number, conf in enumerate(json.loads(sys.argv[1])):
 """
 
 
-def test_error_says_why_spark_did_not_start(tmp_path: Path) -> None:
+def test_error_has_the_reason_why_spark_did_not_start(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -66,6 +66,6 @@ def test_error_says_why_spark_did_not_start(tmp_path: Path) -> None:
     print("\n".join(f"{condition}: {message}\n  {hint}" for condition, message, hint in errors))
     assert [error[0] for error in errors] == [condition for _, condition, _ in cases]
     for (_, condition, words), (_, message, _) in zip(cases, errors, strict=True):
-        # Where the JVM ran, the reason is in the first line, not only in the log.
+        # If the JVM has started, the reason is in the first line, not only in the log.
         assert words in (message.partition("\n")[0] if condition.startswith("SPARK") else message)
         assert "last lines of" in message

@@ -1,4 +1,4 @@
-"""The wheel, installed elsewhere: `init` and `run` need nothing of the repository."""
+"""The installed wheel: `init` and `run` do not need the repository."""
 
 import os
 import re
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str | Path, cwd: Path) -> str:
-    """What a command printed; without the repository on its path."""
+    """The output of a command; the repository is not on its path."""
     done = subprocess.run(
         [str(argument) for argument in arguments],
         cwd=cwd,
@@ -58,8 +58,8 @@ def new_project_runs(commands: Path, folder: Path) -> None:
 
 def test_a_new_project_runs_from_the_wheel(tmp_path: Path) -> None:
     commands = install_wheel(tmp_path, "--no-deps")
-    # The libraries of this environment, without its link to the sources: Python does not read
-    # the .pth files of a folder that a .pth file names.
+    # Use the libraries of this environment without its link to the sources: Python does not read
+    # .pth files in a folder that a .pth file adds.
     (packages,) = (tmp_path / "env/lib").glob("python*/site-packages")
     (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
     new_project_runs(commands, tmp_path)

@@ -1,4 +1,4 @@
-"""A pipeline on YARN: executor and driver are killed, and dynamic allocation."""
+"""A pipeline on YARN with dynamic allocation; executor and driver are killed."""
 
 import json
 import os

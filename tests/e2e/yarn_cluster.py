@@ -48,7 +48,7 @@ class YarnCluster:
             try:
                 words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
-                continue  # It has ended.
+                continue  # the process has ended
             is_executor = any("YarnCoarseGrainedExecutorBackend" in word for word in words)
             is_own = any(str(self.folder) in word for word in words)
             if Path(words[0]).name == "java" and is_executor and is_own:

@@ -200,7 +200,7 @@ def _expected(topics: Topics) -> dict[str, Counter[Any]]:
 
 
 def _kill_at_random_moment(project: Project, dice: random.Random) -> None:
-    """Kill right after a commit of a random flow, or at a random time before that."""
+    """Kill shortly after a commit of a random flow, or at a random time after the start."""
     table = dice.choice(["pairs", "seen_once", "unique_clicks", None])
 
     def version() -> int:
