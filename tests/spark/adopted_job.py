@@ -1,4 +1,4 @@
-"""Runs a job, and its commands to continue as a pipeline."""
+"""Runs a job, then the commands that let a pipeline continue it."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from penstock._cli.main import main
 
 
 def run_and_adopt(job: str, spark: Any, capsys: Any) -> list[list[str]]:
-    """The commands that let the flows of `job_pipeline.py` continue."""
+    """Run and adopt a job; returns the commands that let its flows continue."""
     Path("job.py").write_text(job, encoding="utf-8")
     exec(job, {"spark": spark.newSession()})
     assert main(["adopt", "job.py", "--output", "json"]) == 0

@@ -38,10 +38,10 @@ class Case:
     """One combination of parameters, and the properties of its random events.
 
     Attributes:
-        keeps_null: As in `Rules`; `by_list`, `tracked` likewise.
-        truncates: How many truncates the whole run has.
+        keeps_null: As in `Rules`, like `by_list` and `tracked`.
+        truncates: Number of truncates in the whole run.
         pair: Order by `struct(ts, n)` instead of `ts`.
-        way: How rows of the target are replaced.
+        way: The way in which rows of the target are replaced.
     """
 
     scd_type: int
@@ -80,7 +80,7 @@ class Case:
 
 @dataclass
 class Histories:
-    """Events in batches."""
+    """Random events, distributed over batches."""
 
     events: list[Event] = field(default_factory=list)
     batches: list[list[int]] = field(default_factory=list)
@@ -103,7 +103,7 @@ def random_event(random_: random.Random, case: Case, key: Any) -> Event:
 
 
 def make(case: Case, keys: int, batches: int, seed: int) -> Histories:
-    """Random events of many keys, shuffled over batches, some of them sent twice."""
+    """Random events of many keys, shuffled over batches, with some duplicates."""
     random_ = random.Random(seed)
     histories = Histories(batches=[[] for _ in range(batches)])
     for number in range(keys):
@@ -151,7 +151,7 @@ def expected(case: Case, events: Iterable[Event]) -> dict[Any, list[Row]]:
 
 
 def by_key(rows: Iterable[Any]) -> dict[Any, list[Row]]:
-    """Rows of a target as the oracle gives them."""
+    """Rows of a target in the format of the oracle."""
     result: dict[Any, list[Row]] = {}
     for row in rows:
         key, values = (row[0], row[1]), tuple(row)[2:]
@@ -182,7 +182,7 @@ class DeltaTarget:
         self.writer = self.new_writer()
 
     def new_writer(self) -> CdcWriter:
-        """As after a restart."""
+        """A writer as after a restart."""
         empty = self._spark.createDataFrame([], SOURCE)
         split = split_events(empty, self.events, [], quarantine=True, origin=ORIGIN)
         return CdcWriter(
@@ -206,7 +206,7 @@ class DeltaTarget:
     def apply_with_crash(
         self, events: Sequence[Event], batch_id: int, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
-        """Crash at a kill point; a new writer repeats the batch."""
+        """Crash at a kill point, and repeat the batch with a new writer."""
 
         def crash(step: str, *_: Any) -> None:
             if step == point:
@@ -227,7 +227,7 @@ class DeltaTarget:
 
 
 class MemoryTarget:
-    """The same functions from events to rows, without tables: for the tests of the tests."""
+    """The functions that compute rows from events, without tables: for tests of the oracle."""
 
     def __init__(self, spark: SparkSession, case: Case) -> None:
         self._spark = spark
@@ -244,7 +244,7 @@ class MemoryTarget:
         self._state: list[Any] = []
 
     def _state_columns(self) -> cdc_history.StateColumns:
-        # New each time: a test may have replaced one of the functions that build them.
+        # Not cached, because a test may replace the functions that create the columns.
         return cdc_history.StateColumns(self._schema)
 
     def apply(self, events: Sequence[Event], batch_id: int) -> None:
@@ -275,7 +275,7 @@ def play(
     """Apply all batches; after each, compare the target with the oracle.
 
     Returns:
-        How many keys were wrong, summed over the batches.
+        The number of incorrect keys, summed over the batches.
     """
     events = with_digests(spark, case, histories.events)
     applied: set[int] = set()

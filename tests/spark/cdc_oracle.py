@@ -1,9 +1,9 @@
 """The expected rows of a CDC target, in plain Python, one event after the other.
 
 Written from the documented meaning: events of a key are applied in the order of their sequence,
-whenever they arrive. At one sequence a delete wins over upserts; upserts of one sequence are taken
-in the order of a digest, which the test takes from Spark: any fixed order would do. A truncate
-removes rows before its sequence, and keeps those of its own sequence.
+regardless of their arrival. At the same sequence a delete takes precedence over upserts. Upserts
+with the same sequence are applied in the order of a digest that Spark computes; any fixed order
+would be correct. A truncate removes rows before its sequence, and keeps those of its own sequence.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,13 +28,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a flow declares.
+    """The parameters of a flow.
 
     Attributes:
         columns: Values of a row, in order.
         keeps_null: Columns in which NULL keeps the stored value.
-        by_list: Whether events say themselves which columns they change.
-        tracked: Columns that open a version.
+        by_list: Whether events list the columns that they change.
+        tracked: Columns whose changes start a new version.
     """
 
     columns: tuple[str, ...]
@@ -49,7 +49,7 @@ class Rules:
 
 
 def in_order(events: Iterable[Event]) -> list[tuple[Any, list[Event]]]:
-    """Events of one key by sequence; below one, a delete alone or upserts by their digest."""
+    """Events of one key by sequence; for each, only a delete, or the upserts by digest."""
     by_sequence: dict[Any, list[Event]] = {}
     for event in events:
         by_sequence.setdefault(event.seq, []).append(event)
@@ -62,7 +62,7 @@ def in_order(events: Iterable[Event]) -> list[tuple[Any, list[Event]]]:
 
 
 def change(row: dict[str, Any] | None, event: Event, rules: Rules) -> dict[str, Any]:
-    """The row after an upsert."""
+    """Apply an upsert to a row."""
     before = row if row is not None else dict.fromkeys(rules.columns)
     return {
         column: event.values[column] if rules.sets(event, column) else before[column]
@@ -71,7 +71,7 @@ def change(row: dict[str, Any] | None, event: Event, rules: Rules) -> dict[str, 
 
 
 def current(events: Iterable[Event], rules: Rules, truncated: Any = None) -> Row | None:
-    """SCD type 1: the row of one key, if it has one."""
+    """SCD type 1: the row of one key, or None."""
     row: dict[str, Any] | None = None
     for seq, group in in_order(events):
         if truncated is not None and seq < truncated:

@@ -35,7 +35,7 @@ def project(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Pro
 
 @pytest.fixture(scope="module")
 def two_partitions(spark: "SparkSession") -> Iterator[None]:
-    """Rows of one key must meet behind a shuffle, and those of others need not."""
+    """Use two shuffle partitions, so that rows of different keys may be in different partitions."""
     name = "spark.sql.shuffle.partitions"
     before = spark.conf.get(name)
     spark.conf.set(name, "2")
@@ -45,7 +45,7 @@ def two_partitions(spark: "SparkSession") -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def small_queries(spark: Any) -> Iterator[None]:
-    """Queries over a few rows: their compilation would take most of the time."""
+    """Do not compile queries over a few rows; the compilation would take most of the time."""
     confs = {
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -9,7 +9,7 @@ from penstock.errors import FlowError
 
 @contextlib.contextmanager
 def crashing(point: str, *flows: str) -> Iterator[set[str]]:
-    """Let these flows (all, if none is named) fail each time at a kill point.
+    """Let these flows (default: all) fail at a kill point each time.
 
     Yields:
         The flows that have failed there.
@@ -27,7 +27,7 @@ def crashing(point: str, *flows: str) -> Iterator[set[str]]:
 
 @contextlib.contextmanager
 def after_steps(prefix: str, do: Callable[[str, str], None]) -> Iterator[None]:
-    """Call a function after each step of a command: step without its prefix, and its subject."""
+    """After each step of a command, call a function with its name (without prefix) and subject."""
 
     def call(step: str, name: str, _: int | None) -> None:
         if step.startswith(prefix):

@@ -37,7 +37,7 @@ _BATCH = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A message of the topic."""
+    """A message in the topic."""
 
     partition: int
     offset: int
@@ -103,11 +103,11 @@ def differences(records: Iterable[Record], tables: DemoTables, *, gold: bool = T
 
     Args:
         records: The whole log; all of it has been processed.
-        tables: What the pipeline made of it.
-        gold: Compare the gold tables, too.
+        tables: The tables that the pipeline wrote.
+        gold: Whether to compare the gold tables, too.
 
     Returns:
-        One line per difference, at most some of each kind; empty when there is no difference.
+        One line per difference, limited for each kind; empty if there is no difference.
     """
     log = {(record.partition, record.offset): record for record in records}
     report = _Report()
@@ -162,7 +162,7 @@ def _parse(text: str) -> tuple[Mapping[str, Any], str | None]:
     if not text.strip():
         return {}, None
     try:
-        # As in Spark's parser, the rest after the value is ignored.
+        # Like Spark's parser, ignore the text after the value.
         content, _ = _JSON.raw_decode(text.lstrip())
     except ValueError:
         return {}, text
@@ -273,7 +273,7 @@ def customers_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _sum(amounts: Sequence[Decimal | None]) -> Decimal | None:
-    """As in SQL: the sum without NULLs, and NULL if all are NULL."""
+    """The sum as in SQL: without NULLs, and NULL if all values are NULL."""
     present = [amount for amount in amounts if amount is not None]
     return sum(present, Decimal(0)) if present else None
 
@@ -295,7 +295,7 @@ def _compare_counts(
     actual: Counter[tuple[Any, ...]],
     report: _Report,
 ) -> None:
-    """Both ways, with multiplicity."""
+    """Report missing and unexpected rows, with the number of occurrences."""
     for kind, rows in (("missing", expected - actual), ("too much", actual - expected)):
         for row, count in list(rows.items())[:_SHOWN]:
             report.expect(False, f"{table}: {count} time(s) {kind}: {row}")

@@ -54,7 +54,7 @@ class FileStream:
         return path
 
     def run(self, *select: str) -> list[Row]:
-        """Process new files, with a restart each time the schema grows or a file is bad.
+        """Process new files; restart when the schema grows or a file is quarantined.
 
         Raises:
             FlowError: The stream failed and cannot be restarted.
@@ -83,7 +83,7 @@ class FileStream:
             return [row for number in sorted(rows) for row in rows[number]]
 
     def parse(self, *select: str) -> list[Row]:
-        """The rows of the new files, as `run` has them.
+        """The rows of the new files, like those of `run`.
 
         Raises:
             FlowError: The files need another schema or are refused.
@@ -111,7 +111,7 @@ class FileStream:
         return self
 
     def remember(self, other: "FileStream") -> "FileStream":
-        """Take over the state of another source."""
+        """Copy the state of another source."""
         shutil.copytree(other._memory, self._memory)
         return self
 
@@ -165,7 +165,7 @@ class FileStream:
 
 
 def rescued(row: Row, column: str = "_rescued_data") -> dict[str, Any] | None:
-    """The rescued data of a row without the file's path, which every one must have."""
+    """The rescued data of a row without the path of the file, which must always be included."""
     if row[column] is None:
         return None
     data = json.loads(row[column])

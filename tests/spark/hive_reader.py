@@ -1,6 +1,6 @@
 """Another engine: plain Spark with a Hive metastore, without Penstock; prints JSON.
 
-python hive_reader.py JARS KEY=VALUE... -- TABLE...   rows of tables, and all about the first
+python hive_reader.py JARS KEY=VALUE... -- TABLE...   rows; description of the first table
 """
 
 import json

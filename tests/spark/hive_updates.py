@@ -58,7 +58,7 @@ def taken():
 
 
 def entries(spark: Any) -> dict[str, Any]:
-    """The entry of each table in the metastore."""
+    """The metastore entry of each table."""
     catalog = spark._jsparkSession.sharedState().externalCatalog()
     result = {}
     for row in spark.sql("SHOW TABLES IN spark_catalog.default").collect():
@@ -111,7 +111,7 @@ def main() -> None:
         calls.clear()
         project.source(first).run()
         result["again"], result["looked_up"] = sum(calls), len(calls)
-        # A table of another pipeline, which is only in the metastore.
+        # A table of another pipeline that is registered only in the metastore.
         spark.range(3).write.format("delta").save(f"{root}/elsewhere")
         for name in ("elsewhere", "taken"):
             spark.sql(f"CREATE TABLE default.{name} USING delta LOCATION '{root}/elsewhere'")

@@ -30,12 +30,12 @@ def definition(
 
 
 def details(event: Event) -> Any:
-    """What the event log has of the body below `details`."""
+    """The `details` of an event in the event log."""
     return details_of(event.body)[event.event_type]
 
 
 def observed(bus: EventBus) -> ObservedUpdate:
-    """The state of an update whose events go over a bus."""
+    """The state of an update that subscribes to the events of a bus."""
     update = ObservedUpdate()
     bus.subscribe(update)
     return update

@@ -1,4 +1,4 @@
-"""Memories of sources for analyses without a storage."""
+"""States of sources in memory, for analyses without a storage."""
 
 from penstock.sources.memory import PassingMemory, SourceMemory
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Receiver:
-    """A server of webhooks; `answers` are the status codes of the next requests, else 200."""
+    """A webhook server; `answers` are the status codes of the next requests, then 200."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Any]] = []
@@ -42,7 +42,7 @@ class Receiver:
 
 
 class MailServer:
-    """Receives mails without encryption; `lines` has all lines that clients sent."""
+    """Receives mails without encryption; `lines` contains all lines that clients sent."""
 
     def __init__(self, port: int) -> None:
         self.port = str(port)
@@ -51,7 +51,7 @@ class MailServer:
 
 @contextlib.contextmanager
 def mail_server(*, refuses: str = "") -> Iterator[MailServer]:
-    """A server that always refuses one command, such as `RCPT`."""
+    """A mail server that always refuses one command, such as `RCPT`."""
 
     class Session(socketserver.StreamRequestHandler):
         def handle(self) -> None:

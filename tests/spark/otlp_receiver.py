@@ -95,7 +95,7 @@ class OtlpReceiver:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The metrics of the newest report, by name."""
+        """The metrics of the last report by name."""
         (resource,) = self.messages("/v1/metrics")[-1].resource_metrics
         (scope,) = resource.scope_metrics
         return {metric.name: metric for metric in scope.metrics}
@@ -112,6 +112,6 @@ def attributes(pairs: Any) -> dict[str, Any]:
 
 
 def points(metric: Any) -> dict[tuple[str, ...], Any]:
-    """Data points of a metric by the values of their labels, in the order of the labels."""
+    """Data points of a metric by their label values, in the order of the labels."""
     data = getattr(metric, metric.WhichOneof("data"))
     return {tuple(attributes(point.attributes).values()): point for point in data.data_points}

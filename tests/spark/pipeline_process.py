@@ -1,4 +1,4 @@
-"""`penstock run` as a user starts it, in a separate session, and killed with its JVM."""
+"""`penstock run` as a user starts it, in a separate session; it is killed with its JVM."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ class PipelineProcess:
         return self.log.read_text(errors="replace")[-5000:]
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether the condition came true before the process ended or the time was over."""
+        """Whether the condition became true before the process ended or the time was over."""
         deadline, pause = time.monotonic() + seconds, threading.Event()
         while time.monotonic() < deadline and self._process.poll() is None:
             if condition():
@@ -52,7 +52,7 @@ class PipelineProcess:
         return self._process.wait(seconds)
 
     def kill_group(self) -> None:
-        """SIGKILL for Python and Spark's JVM; returns when none of them is left."""
+        """Send SIGKILL to Python and Spark's JVM; return when all of them have ended."""
         deadline, pause = time.monotonic() + 30, threading.Event()
         while time.monotonic() < deadline:
             try:
@@ -66,6 +66,6 @@ class PipelineProcess:
 
 
 def children(parent: int) -> list[int]:
-    """Child processes, by whichever of its threads."""
+    """Child processes of all threads of a process."""
     files = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(pid) for file in files for pid in file.read_text().split()]

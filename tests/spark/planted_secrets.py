@@ -1,6 +1,6 @@
-"""Secrets as people leave them in options, URLs, JAAS strings and environments."""
+"""Secrets as they occur in options, URLs, JAAS strings and environment variables."""
 
-# Spelled in pieces where a scanner of repositories would take them for real ones.
+# Split where a secret scanner would report the literal.
 PLANTED = {
     "password=hunter2-{n}": "hunter2-{n}",
     "password: 'pa ss {n}'": "pa ss {n}",

@@ -1,4 +1,4 @@
-"""SQL that the parser of the installed Spark does not know, as in docs/compatibility.md."""
+"""SQL that the parser of the installed Spark does not support, see docs/compatibility.md."""
 
 from penstock._model.spark_version import installed_spark
 

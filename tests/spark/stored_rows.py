@@ -1,4 +1,4 @@
-"""The rows of a Delta table, read without Spark where that makes no difference."""
+"""The rows of a Delta table, read without Spark where the result is the same."""
 
 import re
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def stored_rows(
 ) -> list[tuple[Any, ...]]:
     """The rows of a table, sorted; columns may be expressions.
 
-    Delta's Spark jobs for one look at a table of three rows take two seconds of the processor.
+    With Spark, reading a table of three rows would take two seconds of processor time.
     """
     folder = str(folder)
     if DeltaTable.is_deltatable(folder):
@@ -40,20 +40,20 @@ def stored_rows(
 
 
 def _as_collected(value: Any) -> Any:
-    """As PySpark collects it: a timestamp without time zone, in the local one."""
+    """The value that PySpark collects: a timestamp without time zone, in local time."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         return value.astimezone().replace(tzinfo=None)
     return value
 
 
 def arrow_rows(folder: str | Path) -> pyarrow.Table:
-    """The rows that a table has now; queries of them need none of Delta's jobs."""
+    """The current rows of a table; queries of them need no Spark jobs of Delta."""
     table = DeltaTable(folder)
     return pyarrow.table(table.scan()).cast(pyarrow.schema(table.schema()))
 
 
 def restore(spark: Any, folder: str | Path, version: int) -> None:
-    """Go back to an earlier version, as RESTORE does, without Delta's jobs.
+    """Restore an earlier version like RESTORE, without Delta's jobs.
 
     `test_restore_rows` compares it with Delta's command.
     """
@@ -62,6 +62,6 @@ def restore(spark: Any, folder: str | Path, version: int) -> None:
 
 
 def merge_files(spark: Any, folder: str | Path) -> None:
-    """Merge small files, as OPTIMIZE does, without Delta's jobs."""
+    """Merge small files like OPTIMIZE, without Delta's jobs."""
     delta = DeltaJvm(maintenance_session(spark))
     TableFiles(delta, str(folder)).compact(below=TARGET_BYTES)

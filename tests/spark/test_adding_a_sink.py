@@ -1,4 +1,4 @@
-"""The sink of docs/adding-a-sink.md, in a separate package: its suite, and an update."""
+"""The sink of docs/adding-a-sink.md in a separate package: its suite, and an update."""
 
 import importlib
 import re
@@ -23,7 +23,7 @@ CODE, USE, SUITE = (text for language, text in BLOCKS if language == "python")
 
 
 def _suite() -> type:
-    """The test class of the last block, with the module that it tests."""
+    """The test class in the last code block, and the module that it tests."""
     package = types.ModuleType("penstock_sqlite")
     exec(compile(CODE, str(PAGE), "exec"), vars(package))
     suite = types.ModuleType("test_penstock_sqlite")
@@ -40,13 +40,13 @@ TestSqliteSink = _suite()
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the path with a package and its metadata, as an installer leaves them."""
+    """A folder on the path with an installed package and its metadata."""
     site = tmp_path / "site"
     metadata = site / "penstock_sqlite-1.0.dist-info"
     metadata.mkdir(parents=True)
     (site / "penstock_sqlite.py").write_text(CODE, encoding="utf-8")
     (metadata / "METADATA").write_text("Name: penstock-sqlite\nVersion: 1.0\n")
-    # The table of pyproject.toml has another header in the metadata, and quotes.
+    # The metadata has another header than pyproject.toml, and no quotes.
     lines = ENTRY_POINT.replace('[project.entry-points."penstock.sinks"]', "[penstock.sinks]")
     (metadata / "entry_points.txt").write_text(lines.replace('"', ""))
     monkeypatch.syspath_prepend(site)
@@ -62,7 +62,7 @@ def test_a_pipeline_writes_to_the_sink_of_another_package(
 ):
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, spark)
-    code = USE.replace("/tmp/orders.db", "orders.db")  # below the project
+    code = USE.replace("/tmp/orders.db", "orders.db")  # inside the project
     project.source(code).add("a.json", [{"id": 1, "name": "a"}, {"id": 2}], folder="data/orders")
     assert project.run().state is UpdateState.COMPLETED
     progress = [details(e) for e in project.events if e.event_type == "flow_progress"]

@@ -29,7 +29,7 @@ EXAMPLE = ROOT / "examples" / "rest_source"
 
 
 class Orders(ThreadingHTTPServer):
-    """A service with orders; ids have gaps, as those of databases have."""
+    """A service with orders; their ids have gaps, like those of databases."""
 
     daemon_threads = True
 
@@ -60,7 +60,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Not to the terminal."""
+        """Do not log to the terminal."""
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def orders() -> Iterator[Orders]:
 def installed(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """The package as pip would put it into a folder of `sys.path`."""
+    """The package as pip would install it into a folder of `sys.path`."""
     site = tmp_path_factory.mktemp("site")
     shutil.copy(EXAMPLE / "penstock_rest.py", site)
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -92,7 +92,7 @@ def installed(
     )
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(site)
-    # Python workers of Spark import installed packages without this, but not from this folder.
+    # Real installed packages need no setting, but this folder is not on the path of Python workers.
     monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", str(site))
     importlib.invalidate_caches()
     registry._sources.cache_clear()
@@ -130,7 +130,7 @@ def orders():
     (lag,) = project.log("lag_progress")[-1]["details"]["lag_progress"]["sources"]
     assert (lag["kind"], lag["ids"]) == ("rest", 0)
 
-    # A planned batch has the same rows in a retry, without rows that were added since.
+    # A retry of a planned batch reads the same rows, without rows that were added later.
     orders.add(8)
     with crashing("before_write", "orders") as crashed:
         assert project.run().state is UpdateState.FAILED

@@ -1,4 +1,4 @@
-"""A job over a part of its rows, then its declared equivalent over the rest: each row once."""
+"""A job processes some rows, then the adopted pipeline the other rows: each row once."""
 
 import json
 import shutil
@@ -84,14 +84,14 @@ def test_each_row_is_written_once_after_a_job_is_adopted(
     ]
     archived = Counter(row["id"] for row in spark.read.json(str(tmp_path / "archive")).collect())
     assert archived == Counter(ids)
-    assert main(resets[0]) == 2  # it has run
+    assert main(resets[0]) == 2  # the flow has already run
     with Path("job_pipeline.py").open("a") as file:
         file.write(STATEFUL)
     assert main([word.replace("bronze", "counts") for word in resets[0]]) == 2
     errors = capsys.readouterr().err
     for condition in ("[RESET_WOULD_DOUBLE]", "[CHECKPOINT_NOT_FOUND]"):
         assert condition in errors
-    assert "let the program finish" not in errors  # it has
+    assert "let the program finish" not in errors  # it has already finished
     assert main(["counts" if word == "bronze" else word for word in resets[0]]) == 2
     assert "[RESET_NOT_POSSIBLE]" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""`cleanSource`: which files are removed or moved, when, and which stay."""
+"""`cleanSource`: which files are removed or moved, when, and which are kept."""
 
 import os
 import threading
@@ -44,7 +44,7 @@ def test_only_committed_versions_are_removed_after_the_retention(spark, tmp_path
     with pytest.raises(Exception, match="assert"):
         files.run("assert_true(value = 'y', 'assert')")
     all_files = names | others | {"failed.txt"}
-    # The retention begins when the commit is seen.
+    # The retention starts when the commit is detected.
     assert files.clean(10) == all_files
     assert files.clean(39) == all_files
     os.utime(files.put("changed.txt", "y"), (4_000_000_000, 4_000_000_000))
@@ -52,7 +52,7 @@ def test_only_committed_versions_are_removed_after_the_retention(spark, tmp_path
     assert [row["value"] for row in files.run()] == ["x"]
     assert files.clean(50) == files.clean(79) == others | {"changed.txt", "failed.txt"}
     assert files.clean(80.1) == others | {"changed.txt"}
-    # A file that comes back under the same name was not read.
+    # A new file with the same name was not read.
     files.put("failed.txt", "new")
     assert files.run() == []
     assert files.clean(200) == others | {"changed.txt", "failed.txt"}

@@ -1,4 +1,4 @@
-"""CSV files as Auto Loader reads them: by the names in each file's header, without loss."""
+"""CSV files as Auto Loader reads them: by the names in each file's header, without data loss."""
 
 import bz2
 import gzip
@@ -271,7 +271,7 @@ def test_splits_of_a_large_file_use_its_header(stream, spark):
 
 
 def test_rows_are_the_same_when_a_session_has_no_java_classes(stream, monkeypatch):
-    """Without them, files are read as a whole, and split and parsed in SQL."""
+    """Without the Java classes, files are read as a whole, then split and parsed in SQL."""
     source = random.Random(5)
     values = ["1", "-2.5", "", " ", "x", '"q"', '"a,b"', '"a ""b"""', '"open', 'mid"dle', "1e400"]
     values += ["2024-01-05", "NaN", "ü", "\t", "#", "NA", ' "s" ', "00", "1e-5000", '"\\"x"', "\\"]

@@ -84,7 +84,7 @@ def test_corrupt_files_and_files_with_other_types_are_quarantined(stream, spark,
     assert [row["id"] for row in rows] == [2]
     assert set(files.quarantined) == {f"{name}.{file_format}" for name in ("long", "text", "cut")}
     assert all(files.quarantined.values())
-    # The same with a schema declared by the user, where new columns do not matter.
+    # The same with a schema that the user declares; new columns are then ignored.
     typed = stream({"format": file_format}, "id INT", "typed")
     strict = stream({"format": file_format, "ignoreCorruptFiles": "false"}, "id INT", "strict")
     (text,) = (files.folder.parent / "text").glob("part-*")
@@ -257,7 +257,7 @@ def test_xml_elements_are_rows_and_values_that_do_not_fit_are_rescued(stream):
         stream({"format": "xml"}, "a INT", "tagless").parse()
 
 
-def test_attributes_and_repetitions_that_a_column_does_not_hold_are_rescued(stream):
+def test_attributes_and_repetitions_that_do_not_fit_a_column_are_rescued(stream):
     schema = "a INT, n STRING, l ARRAY<INT>, t ARRAY<STRUCT<u: INT>>, s STRUCT<v: INT>"
     files = stream({"format": "xml", "rowTag": "r", "rescuedDataColumn": "_rescued_data"}, schema)
     fitting = "<n><m>1</m></n><l>1</l><t><u>1</u></t><t><u>2</u></t><s><v>1</v></s><a>1</a>"

@@ -1,7 +1,7 @@
-"""Files that a queue announces: the log of Spark's source, and a process that ends at each step.
+"""Files that a queue announces: the log of Spark's source, and processes that end at each step.
 
-The queue is a list here, because an end between two of its requests cannot be forced with a server;
-tests/s3 has the real client and a server.
+The queue is a list here, because a server cannot end the process between two requests; tests/s3 use
+the real client and a server.
 """
 
 import json
@@ -39,7 +39,7 @@ class AnnouncedStream(FileStream):
         return replace(super()._open(streaming=streaming), discovery=discovery)
 
     def _announce(self, source: OpenedFiles) -> None:
-        """Files are announced by the test."""
+        """The test announces the files."""
 
     @property
     def announced(self) -> str:
@@ -71,11 +71,11 @@ def test_announced_files_are_read_once_when_switching_to_listing_and_back(spark,
         str(path.relative_to(files.folder)) for path in first
     )
     assert files.run() == []
-    # Spark has logged the missing file, too.
+    # Spark's log also contains the missing file.
     paths = {path for path, _, _ in SourceLogs(spark, files._checkpoint).entries(0)}
     assert paths == set(known)
     assert log.update({}, paths.__contains__) == 0
-    # An event of an earlier version comes late.
+    # A late event of an earlier version of a file.
     log.update({"s3a://b/x": (1, 20)})
     log.update({"s3a://b/x": (2, 10)})
     newest = max(
@@ -192,7 +192,7 @@ def test_messages_are_deleted_only_after_their_files_are_in_the_log(
     assert "no event of S3" in caplog.text
     assert log.update({}) == 5
     assert listings == [1000.0]
-    # Not even where the queue shows it again at once.
+    # Not even if the queue returns the message again immediately.
     queue.hides = False
     with monkeypatch.context() as patch:
         patch.setattr("penstock.sources.files.queue_inbox._ROUND_MESSAGES", 3)

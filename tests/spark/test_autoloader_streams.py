@@ -77,9 +77,9 @@ def test_a_truncated_gzip_file_is_quarantined_and_others_are_read(stream):
 def test_files_before_the_first_start_are_skipped_when_existing_files_are_excluded(stream):
     files = stream(TYPED)
     files.put("old.json", '{"id":1}\n')
-    files._open()  # a start that ends before its first batch decides nothing
+    files._open()  # a start without a batch has no effect
     files.options = {**TYPED, "cloudFiles.includeExistingFiles": "false"}
-    files._open()  # a start with this option decides; later values have no effect
+    files._open()  # this value is kept; later values have no effect
     files.options = TYPED
     assert files.run() == []
     late = files.put("copied with its old time.json", '{"id":2}\n')

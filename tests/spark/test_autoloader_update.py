@@ -197,7 +197,7 @@ def test_a_planned_batch_waits_for_a_folder_that_vanished(project):
     project.source(good)
     landing, away = project.root / "landing", project.root / "away"
     landing.rename(away)
-    landing.mkdir()  # as if it were not mounted
+    landing.mkdir()  # an empty folder, as if not mounted
     assert project.run().failures[0].condition == "FOLDER_NOT_READABLE"
     landing.rmdir()
     away.rename(landing)
@@ -235,7 +235,7 @@ def test_continuous_update_adds_new_fields_to_the_table_and_its_readers(project)
     run.wait_until(lambda: len(project.rows("silver", "id")) == 2)
     run.stop()
     assert rows_with_nulls(project, "silver", "id", "city") == [(1, None), (2, "Bonn")]
-    # Not the folder of the log that Spark reads.
+    # The reported folder is not that of the log that Spark reads.
     events = [e for e in project.log("stream_progress") if e["origin"]["flow_name"] == "bronze"]
     (source,) = events[-1]["details"]["stream_progress"]["progress_json"]["sources"]
     assert source["description"] == f"FileStreamSource[{project.root}/landing]"

@@ -140,7 +140,7 @@ def _check_refusals(project: Project) -> None:
 def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
     project: Project, capsys: pytest.CaptureFixture[str]
 ):
-    """A short form of the two long tests below, in one process."""
+    """A short version of the two long tests below, in one process."""
     project.run(refresh=("bronze", "keyed", "daily"))
     _check_refusals(project)
     _delete(project, "keyed", "id = 3")
@@ -148,7 +148,7 @@ def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
     assert (report.way, report.counts["added"]) == ("keys", 1)
     assert _ids(project, "keyed") == [1, 3, 5, None]
 
-    # A row that comes after the rows of the range were staged is not removed with the old ones.
+    # A row that is added after the rows of the range were staged is not removed.
     project.source(SOURCE.split("@dp.materialized_view")[0])
     part = {"where": "id >= 3"}
     with pytest.raises(KeyboardInterrupt), after_steps("", _interrupt_at(STAGED)):
@@ -187,7 +187,7 @@ def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
     assert (done.state, done.resumed) == ("done", True)
     assert _ids(project, "bronze") == [3, 4, 5, None]  # 1 is outside the range
 
-    # Rows in quarantine have the old name of a renamed column: they would be quarantined again.
+    # Rows in quarantine have the old name of a renamed column, so they would be quarantined again.
     quarantine = f"delta.`{project.path('bronze_quarantine')}`"
     project.spark.sql(f"ALTER TABLE {quarantine} ADD COLUMN old BIGINT")
     project.spark.sql(f"UPDATE {quarantine} SET old = id, id = NULL")
@@ -195,12 +195,12 @@ def test_missing_rows_are_added_once_when_a_backfill_is_interrupted(
         _backfill(project, "bronze", by=("id",))
     project.spark.sql(f"UPDATE {quarantine} SET id = old, old = NULL")
 
-    # Without its rule, the table would get a row that stays in its quarantine.
+    # Without the rule, the row would be in the table and remain in quarantine.
     project.source("@dp.table\n" + SOURCE[SOURCE.index("def bronze") : SOURCE.index("dp.create_")])
     project.spark.sql(f"ALTER TABLE delta.`{project.path('bronze')}` ADD COLUMN later INT")
     with pytest.raises(PenstockError, match="its quarantine has rows with id >= 3"):
         _backfill(project, "bronze", where="id >= 3 AND later IS NULL")
-    # Without its files, an interrupted backfill has no rows that replace the old ones.
+    # Without its files, an interrupted backfill cannot replace the old rows.
     with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _interrupt):
         _backfill(project, "bronze", where="id = 3")
     for file in (project.root / "data").glob("*.json"):
@@ -266,7 +266,7 @@ def test_missing_rows_are_added_and_existing_rows_are_not_duplicated(
     assert steps[-1] == "done"
     assert _refused(project, "bronze", by=("id",), files="x*") == "BACKFILL_RANGE_INVALID"
 
-    # Reset after the backfill was started: the flow may read rows of the range itself.
+    # The flow was reset after the start of the backfill, so it may read rows of the range itself.
     with pytest.raises(KeyboardInterrupt, match=PLANNED), after_steps("", _interrupt):
         _backfill(project, "bronze", files="[bc].json", by=("id",))
     store = StateStore(StorageFiles(spark), str(project.root / ".penstock" / "state"), "p")
@@ -278,9 +278,9 @@ def test_missing_rows_are_added_and_existing_rows_are_not_duplicated(
     store.save_flow("bronze", known)
     capsys.readouterr()
 
-    # A file that the flow has not read yet: behind the end of a range without `--to`.
+    # A range without `--to` does not include a file that the flow has not read yet.
     project.add("new.json", [_row(8, 8)])
-    assert _backfill(project, "bronze", by=("id",)).counts["added"] == 1  # the row 1
+    assert _backfill(project, "bronze", by=("id",)).counts["added"] == 1  # only row 1
     later = parse_start("2100-01-01")
     assert _refused(project, "bronze", by=("id",), end=later) == "BACKFILL_NOT_READ_YET"
     assert 8 not in _ids(project, "bronze")
@@ -299,7 +299,7 @@ def test_table_versions_are_added_by_key_or_replace_rows_of_a_condition(project:
     assert (report.way, report.counts["added"], report.counts["unidentified"]) == ("keys", 1, 1)
     assert _ids(project, "keyed") == [1, 3, 5, None]
 
-    # Change events that were applied change nothing, not even the quarantine.
+    # Events that were already applied change neither the table nor the quarantine.
     before = project.rows("newest", "id", "amount")
     bad = project.table("newest_quarantine").count()
     report = _backfill(project, "newest")
@@ -307,7 +307,7 @@ def test_table_versions_are_added_by_key_or_replace_rows_of_a_condition(project:
     assert project.rows("newest", "id", "amount") == before == [(1, 1), (3, 3), (5, 5)]
     assert project.table("newest_quarantine").count() == bad == 1
 
-    # The query was corrected: rows of a part are recomputed and replaced in one commit.
+    # The query was corrected: the rows of a condition are recomputed and replaced in one commit.
     project.source(SOURCE.replace("amount * 1", "amount * 10"))
     whole = [(1, 1), (3, 3), (5, 5), (None, 6)]
     rows = lambda: project.rows("daily", key=str)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Streaming queries take turns. Rates and limits are chosen so that only one thing can decide."""
+"""Streaming queries take turns. In each test, only one rate or limit determines the result."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def await_that(holds: Callable[[], bool]) -> None:
 
 
 class Line:
-    """Threads that take a turn each, one behind the other."""
+    """Threads that wait in a queue for one turn each."""
 
     def __init__(self, spark: SparkSession, permits: int, limit_ms: int = HOUR_MS) -> None:
         jvm: Any = spark._jvm
@@ -30,7 +30,7 @@ class Line:
         self._started = 0
 
     def join(self, name: str, work: Callable[[], Any] = bool, *, patience_ms: int = 0) -> None:
-        """Start a thread; returns when it waits for its turn, or has it."""
+        """Start a thread; return when it waits for its turn or has its turn."""
         turn = self.admission.turn(patience_ms)
 
         def take() -> None:
@@ -44,7 +44,7 @@ class Line:
         await_that(lambda: len(self.entered) + self.admission.waiting() == self._started)
 
     def await_entered(self, count: int) -> None:
-        """Return when so many have had their turn."""
+        """Return when this many threads have entered."""
         await_that(lambda: len(self.entered) >= count)
 
 
@@ -53,7 +53,7 @@ def test_turns_are_in_order_and_limited_by_permits(spark: SparkSession) -> None:
     for name in ("first", "second"):
         line.join(name, lambda: go.wait(SECONDS))
     for name in "abcdef":
-        line.join(name, lambda: both.wait(SECONDS))  # leaves when another thread has a turn, too
+        line.join(name, lambda: both.wait(SECONDS))  # ends when another thread also has a turn
     assert line.entered == ["first", "second"]
     assert line.admission.waiting() == 6
     go.set()
@@ -77,7 +77,7 @@ def test_turns_over_the_limit_do_not_block_others_unless_there_are_many(
     assert line.admission.waiting() == 1
     first.set()
     line.await_entered(3)
-    # Much longer than the limit, not even many turns block others.
+    # After many times the limit, even many permits in use do not block others.
     line.join("stuck", lambda: first.clear() or first.wait(SECONDS))
     line.await_entered(4)
     line.join("last")
@@ -174,17 +174,17 @@ def test_queries_with_data_take_turns(queries: Callable[[int], Queries], interva
             overlaps.append("two batches at a time")
             return
         if measured.is_set():
-            # Turns are given in the order of joining. A query that is slow between two of its
-            # batches would join later than others and miss its turn in the round.
+            # Turns have the order of arrival. A query that is slow between two batches would arrive
+            # later than the others and miss its turn in the round.
             await_that(lambda: flows.admission.waiting() == 3 or not measured.is_set())
         inside.release()
 
     for name in "abcd":
         flows.start(name, interval=interval, work=work)
-    # The first batch of a query may come before its clock is exchanged, and last for long.
+    # The first batch of a query may start before its clock is replaced, and take long.
     flows.await_batches(lambda done: all(done.count(name) > 1 for name in "abcd"))
     with flows.changed:
-        # Whatever they did before all had joined the line.
+        # Ignore batches before all queries took turns.
         flows.batches.clear()
         overlaps.clear()
         measured.set()
@@ -217,7 +217,7 @@ def test_an_eager_query_begins_fewer_batches_while_others_wait(
         flows.batches.clear()
     began = time.monotonic()
     flows.await_batches(lambda done: done.count("eager") >= 6)
-    assert time.monotonic() - began >= 2.2  # without the others, 1.2 s
+    assert time.monotonic() - began >= 2.2  # 1.2 s without the other queries
 
 
 def test_pause_is_not_prolonged_when_the_clock_is_set_back(
@@ -252,7 +252,7 @@ def test_eager_query_without_rows_polls_less_and_less_often(
         admission.attach(query._jsq.streamingQuery(), 0, True)
         await_that(lambda: arrivals.getLong(admission) > 0)
         threading.Event().wait(3)
-        # After 0.1, 0.3, 0.7, 1.5 s and so on; without pauses there would be hundreds.
+        # After 0.1, 0.3, 0.7, 1.5 s and so on; without pauses there would be hundreds of polls.
         assert arrivals.getLong(admission) < 12
     finally:
         query.stop()
@@ -265,7 +265,7 @@ def test_a_failed_or_stopped_query_releases_its_turn(
 
     def block() -> None:
         if len(flows.batches) < 3:
-            return  # the first one may come before its clock is exchanged
+            return  # the first batch may start before the clock is replaced
         busy.set()
         go.wait(SECONDS)
         raise ValueError("this batch fails")

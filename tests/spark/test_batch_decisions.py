@@ -138,9 +138,9 @@ WRITERS: dict[str, tuple[Write, int]] = {
 def random_batch(
     spark: SparkSession, chance: random.Random, batch_id: int
 ) -> tuple[DataFrame, list[Any]]:
-    """The same rows for a batch, and rules and a joined table that differ at each attempt.
+    """A batch with the same rows, but rules and a joined table that differ in each attempt.
 
-    What differs is in the rows rather than in the query, which Spark would compile each time.
+    The differences are in the data and not in the query, which Spark would compile each time.
     """
     first = batch_id * ROWS
     known = first + chance.randrange(ROWS)
@@ -169,7 +169,7 @@ def random_batch(
 def play(
     tables: Tables, write: Write, cases: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
-    """Write batches that are killed at random points; ids that are not in exactly one table."""
+    """Write batches with crashes at random points; returns ids not in exactly one table."""
     chance = random.Random(seed)
     for batch_id in range(cases):
         has_state = (tables.root / "state").exists()
@@ -207,7 +207,7 @@ def test_each_row_is_in_one_table_when_batches_crash_and_rules_see_other_data(
     [
         # 0 to 3 are lost, 6 to 9 are in both tables.
         ("one job", "after_quarantine_commit", [4, 5, 6, 7, 8, 9]),
-        # 0 to 3 are lost; the state, which has the batch already, does not have 6 to 9.
+        # 0 to 3 are lost; 6 to 9 are not written, because the state already has the batch.
         pytest.param("auto CDC 1", "after_state_commit", [4, 5], marks=pytest.mark.long),
     ],
 )
@@ -278,7 +278,7 @@ def test_decided_rows_are_not_written_to_a_dataset_named_like_the_quarantine(
 ) -> None:
     interrupted(harness, harness.prepare(spark.range(100), RULES), monkeypatch, point)
     harness.split = None
-    # As `PipelineTables.quarantine` names it then.
+    # The name that `PipelineTables.quarantine` uses in this case.
     off = TableRef(f"{harness.quarantine.path}_off", "orders_quarantine")
     if point == "after_quarantine_commit":
         with pytest.raises(CheckpointError, match="does not exist any more"):
@@ -472,7 +472,7 @@ def test_rows_with_an_empty_string_in_a_partition_column_of_their_key_are_all_ad
 
 
 class LateRows:
-    """Returns which rows of a batch were late; the next attempt would return others."""
+    """Returns the late rows of a batch; each attempt would return different rows."""
 
     keeps = True
 

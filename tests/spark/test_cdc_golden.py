@@ -51,7 +51,7 @@ SOURCE = "run INT, id INT, name STRING, city STRING, op STRING, seq INT"
 
 
 class Golden:
-    """A target; its key has the number of the run before the documented key."""
+    """A target; its key starts with the number of the run, followed by the documented key."""
 
     def __init__(self, spark: SparkSession, root: Path, **parameters: Any) -> None:
         self._spark = spark
@@ -94,7 +94,7 @@ ORDERS = 40_320
 
 
 def arrivals(count: int) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Orders of the events, a seeded sample of all: per run, events and their batches in order."""
+    """A seeded sample of all orders: for each run, the events in order with their batches."""
     random_ = random.Random(7)
     orders = list(itertools.permutations(range(len(EVENTS))))
     assert len(orders) == ORDERS
@@ -111,7 +111,7 @@ def test_samples_vary_the_order_inside_of_batches_and_use_all_batches() -> None:
     used = [len({batch for _, batch in run}) for run in runs]
     assert {1, 2, 3, 4} == set(used)
     assert sum(number > 2 for number in used) > SAMPLE / 2
-    # Two events of one key that are in one batch come in either order.
+    # Two events of one key in one batch occur in either order.
     pairs = [[(event, batch) for event, batch in run if event in (5, 6)] for run in runs]
     together = {(a, b) for (a, first), (b, second) in pairs if first == second}
     assert together == {(5, 6), (6, 5)}

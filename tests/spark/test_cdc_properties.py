@@ -1,4 +1,4 @@
-"""Thousands of random histories against the oracle; the oracle against deliberate bugs."""
+"""Thousands of random histories are compared with the oracle; the oracle detects known bugs."""
 
 import os
 import random
@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-# The cases of each type with the most that can fail.
+# For each type, the cases with the most features.
 QUICK_CASES = (
     "scd1 some nulls truncates",
     "scd1 vectors",
@@ -58,9 +58,9 @@ def test_table_equals_the_oracle_after_every_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case = CASES[name]
-    if case.way in (Way.VECTORS, Way.FILES):  # as in a large table: its state is searched, too
+    if case.way in (Way.VECTORS, Way.FILES):  # like a large table: also searches the state
         monkeypatch.setattr(cdc_writer, "REWRITE_BYTES", -1)
-    monkeypatch.setattr(cdc_compaction, "_EVERY", 1)  # during most batches
+    monkeypatch.setattr(cdc_compaction, "_EVERY", 1)  # compact during most batches
     compacted, merge = [], StateCompaction._merge
 
     def counted(self: StateCompaction, session: SparkSession, *, drops: bool) -> bool:
@@ -84,7 +84,7 @@ def test_table_equals_the_oracle_after_every_batch(
             target.apply(events, batch_id)
 
     assert play(spark, case, histories, target, apply) == 0
-    for thread in threading.enumerate():  # of all its writers
+    for thread in threading.enumerate():  # compactions of all writers
         if thread.name.startswith("compact "):
             thread.join(60)
     assert any(compacted)
@@ -179,7 +179,7 @@ MUTANTS: dict[str, tuple[Case, Patch]] = {
 }
 
 
-# One bug of each kind; the others test nothing more of today's code.
+# One bug of each kind; the other bugs test no additional code.
 QUICK = ("upsert wins a tie with a delete", "late event is ignored", "NULL overwrites in history")
 
 

@@ -335,7 +335,7 @@ def test_snapshot_function_is_called_until_it_has_no_newer_snapshot(project):
     assert rows(project, "history") == expected
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "history") == expected
-    # The versions are in the table, and are not applied again where those of the flow are lost.
+    # The table also stores versions: they are not applied again if the flow state is lost.
     state.write_text(older, "utf-8")
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "history") == expected
@@ -343,7 +343,7 @@ def test_snapshot_function_is_called_until_it_has_no_newer_snapshot(project):
     assert project.run().state is UpdateState.COMPLETED
     assert rows(project, "history") == expected
     assert json.loads(state.read_text("utf-8"))["snapshots"] == {"-1": '["int", 30]'}
-    # Versions of a new numbering would end versions of the history before they start.
+    # Snapshot versions that start again at a smaller number would end rows before their start.
     state.unlink()
     (project.root / "data").rename(project.root / "earlier")
     for number in (1, 2):

@@ -383,10 +383,10 @@ def test_table_may_have_only_key_columns(
     assert target.rows() == expected
 
 
-def test_key_may_be_a_partition_column_with_an_empty_text(
+def test_key_may_be_a_partition_column_with_an_empty_string(
     spark: SparkSession, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cdc_writer, "REWRITE_BYTES", 0)  # rows are searched in the state as well
+    monkeypatch.setattr(cdc_writer, "REWRITE_BYTES", 0)  # also searches the state
     keys, options = ("id", "a"), {"way": Way.VECTORS}
     texts = ("", "__HIVE_DEFAULT_PARTITION__", "x")
     for seq in (1, 2):
@@ -555,7 +555,7 @@ def test_a_stop_cancels_a_compaction(
     _wait_for_compactions()
     assert len(target.writer._state.rows(spark.range(1)).inputFiles()) == 2
     assert caplog.text == ""
-    target.write(plain(spark, (1, 3, "D", None)), 2)  # of the next start
+    target.write(plain(spark, (1, 3, "D", None)), 2)  # the compaction of the next start
     assert target.rows("id") == [(2,)]
 
 

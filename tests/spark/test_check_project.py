@@ -78,7 +78,7 @@ def test_check_infers_columns_of_sources_that_are_read_while_files_are_loaded(
     assert missing["files /penstock/assumed/events"] == {"id": "int"}  # would be read as empty
     assert {"price", "amount", "at", "net", "tax"} <= set(landed)
     assert landed["net"] == "double"
-    # Locations are relative to the project's folder.
+    # Source locations are relative to the project folder.
     assert {need.origin.file for need in check.needs.imports} <= {"rules.py", "orders.py"}
     # Errors that depend on missing rows are unsure; other errors are refused.
     (shop / "late.py").write_text(

@@ -139,7 +139,7 @@ def test_a_reset_reads_files_from_before_the_first_start(
     _reset(project, "files", "earliest", truncate=True, execute=True)
     project.add("c d.json", [_row(3)]).run(refresh=("files",))
     assert _ids(project, "files") == [1, 2, 3]
-    # The identity of the writer survives another name of the pipeline.
+    # The writer keeps its identity when the pipeline is renamed.
     monkeypatch.setenv("PENSTOCK_NAME", "renamed")
     project.add("e.json", [_row(4)]).run(refresh=("files",))
     assert _ids(project, "files") == [1, 2, 3, 4]
@@ -174,7 +174,7 @@ def test_flow_starts_at_the_position_of_a_reset(project: Project, capsys: Any):
         assert main(["checkpoint", "reset", "silver", "--from", "latest", "--yes"]) == 3
     assert flow_records(settings)["silver"].epoch == epoch
 
-    # From a version: its rows are duplicated, because duplicates are accepted.
+    # A reset to a version duplicates its rows, because duplicates are accepted.
     done = _reset(project, "silver", f"version={newest}", accept_duplicates=True, execute=True)
     assert done.new_epoch == flow_records(settings)["silver"].epoch != epoch
     # A table with keys and an aggregation start from the beginning without an option.
@@ -185,7 +185,7 @@ def test_flow_starts_at_the_position_of_a_reset(project: Project, capsys: Any):
     assert _ids(project, "keyed") == [1, 2, 3]
     assert project.rows("totals", "id", "count") == [(1, 1), (2, 1), (3, 1)]
 
-    # From the latest position, in a folder and in a table without new rows.
+    # A reset to the latest position of a folder, and of a table without new rows.
     assert _reset(project, "bronze", "latest", execute=True).refused is None
     _reset(project, "silver", "latest", execute=True)
     assert project.run(refresh=("bronze", "silver")).state == "COMPLETED"

@@ -1,4 +1,4 @@
-"""The built-in sources and sinks that need no server keep the promises of all connectors."""
+"""Built-in sources and sinks that need no server pass the suites of all connectors."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def in_table(path: str) -> list[tuple[Any, ...]]:
 def an_older_checkpoint_is_refused(
     suite: SinkSuite, spark: Any, folder: Path, *, newest: int = 1, ends: int = 0
 ) -> None:
-    """Its next batches have ids that the sink knows."""
+    """A checkpoint whose next batch ids are known to the sink is refused."""
     options, checkpoint = suite.options(folder), folder / "first"
     suite._run(spark, folder, options, add=[(0, "a")])
     shutil.copytree(checkpoint, folder / "copy")
@@ -105,7 +105,7 @@ class TestDeltaSink(SinkSuite):
 
 
 class TestFunctionSink(SinkSuite):
-    """A function that writes with the helper: a batch under another epoch is another batch."""
+    """A function that writes with the helper: the same id in another epoch is another batch."""
 
     sink = FunctionSink
     counts_rows = False
@@ -120,7 +120,7 @@ class TestFunctionSink(SinkSuite):
         return in_table(options["target"])
 
     def test_an_older_checkpoint_is_refused(self, spark: Any, tmp_path: Path) -> None:
-        # Its batch 1 is planned when the function is called.
+        # Batch 1 is already planned when the function is called.
         an_older_checkpoint_is_refused(self, spark, tmp_path, newest=2, ends=1)
 
 
@@ -188,7 +188,7 @@ class TestDeltaSource(SourceSuite):
         assert error is not None
         assert (error.condition, error.retryable) == ("START_NOT_AVAILABLE", False)
         assert "Available versions: [0, 0]" in str(error)
-        # Of another table of the query.
+        # The failure of another table of the query.
         assert self._open(spark, tmp_path).explain(text, flow_named("f")) is None
 
     def test_folder_without_a_table_is_named(self, spark: Any, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ class TestDeltaSource(SourceSuite):
         shutil.rmtree(path)
         self.add_rows(spark, tmp_path, [(2, "b")])
         self.add_rows(spark, tmp_path, [(3, "c")])
-        spark.read.format("delta").load(path)  # as its query looks for new versions
+        spark.read.format("delta").load(path)  # updates the snapshot like the query
         assert "created again" in (opened.lag(progress, lambda: None) or {})["problem"]
         with pytest.raises(FlowError) as caught:
             opened.check_batch("", 1)

@@ -96,10 +96,10 @@ def test_events_of_mysql_are_ordered_by_file_position_and_row(spark):
     assert tuple(rows[1]._sequence) == (12, 9, 1)
     assert rows[1]._transaction == "3E11FA47:23"
     assert rows[1]["at"].isoformat() == "2026-01-01T00:00:00.123000"
-    # Of one compressed transaction, all changes are at the same position.
+    # All changes of a compressed transaction have the same position.
     ordered = mysql("u", 9, after={"id": 1}, transaction={"id": "t", "total_order": 3})
     assert tuple(changes(spark, ordered)[0]._sequence) == (12, 9, 3)
-    # Microseconds, as of a DATETIME(6), are not taken for milliseconds.
+    # Microseconds, such as those of DATETIME(6), are not read as milliseconds.
     snapshot = mysql("r", 9, after=ROW)
     assert changes(spark, snapshot)[0]._parse_error == (
         "values do not fit: at: 1767225600123456 is not a time before the year 10000"
@@ -129,7 +129,7 @@ def test_unavailable_postgresql_values_are_not_columns_to_update(spark):
     assert rows[0]._columns_to_update == updated
     assert rows[1]._columns_to_update == [name for name in updated if name not in ("raw", "tags")]
     assert rows[2]._columns_to_update is None
-    # After a change of the key there is no value to keep.
+    # After a change of the key there is no stored value.
     assert (rows[3]._columns_to_update, rows[3].name) == (None, ABSENT)
 
 
@@ -173,7 +173,7 @@ def test_decimals_are_read_in_every_mode_of_the_connector(spark):
     assert prices(*map(str, expected), decimal_handling_mode="string") == expected
     double = prices(-12.5, 1e-3, 7, decimal_handling_mode="double")
     assert double == [Decimal("-12.5"), Decimal("0.001"), Decimal(7)]
-    # Numbers that a converter writes as such keep all digits.
+    # JSON numbers keep all digits.
     exact = json.dumps(postgres("c", 1, after={"id": 1, "price": "?"})).encode()
     exact = exact.replace(b'"?"', b"1234567890123456789012345678901234.5678")
     row = changes(spark, exact, **schema, decimal_handling_mode="string")[0]

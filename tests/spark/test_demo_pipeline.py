@@ -1,4 +1,4 @@
-"""The demo's pipeline with a Kafka log in files, which tests split into micro-batches."""
+"""The demo's pipeline with a Kafka log in files that tests split into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ START_MS = 1_790_000_000_000
 
 
 class FileKafka:
-    """The demo's project, with files instead of Kafka: each `cut` is a micro-batch."""
+    """The demo's project with files instead of Kafka: each `cut` is a micro-batch."""
 
     def __init__(self, folder: Path) -> None:
         self.folders = DemoFolders(folder)
@@ -52,7 +52,7 @@ class FileKafka:
         self.records: list[Record] = []
 
     def update(self, cut: Sequence[Record]) -> None:
-        """One micro-batch of bronze, and the batches of all tables that depend on it."""
+        """Run a micro-batch of bronze, and the batches of all tables that depend on it."""
         rows = [
             {
                 "key": record.key,
@@ -64,7 +64,7 @@ class FileKafka:
             }
             for record in cut
         ]
-        # A file per partition, as Spark's Kafka source makes a task per partition.
+        # A file per partition, like a task per partition in Spark's Kafka source.
         for partition in sorted({record.partition for record in cut}):
             own = [row for row in rows if row["partition"] == partition]
             name = f"{len(self.records)}-{partition}.parquet"
@@ -99,7 +99,7 @@ def log_of(*streams: tuple[OrderStream, int]) -> list[Record]:
 
 
 def cut_at(records: Sequence[Record], *times_ms: int, lag_ms: Sequence[int]) -> list[list[Record]]:
-    """Cut the log at these times; each partition's cut is earlier by its lag."""
+    """Split the log at these times, for each partition earlier by its lag."""
     cuts: list[list[Record]] = [[] for _ in (*times_ms, None)]
     for record in records:
         shown_at = record.timestamp_ms + lag_ms[record.partition]
@@ -117,7 +117,7 @@ def kafka(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> FileKa
 def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
     kafka: FileKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Half of all orders are late, by up to the most that the generator allows.
+    # Half of all orders are late, by at most the maximum of the generator.
     monkeypatch.setattr(orders, "LATE_SHARE", 0.5)
     first = OrderStream(run_id="a", rate=1.0, start_ms=START_MS)
     second = OrderStream(run_id="b", rate=0.5, start_ms=START_MS + 3 * HOUR_MS)
@@ -129,7 +129,7 @@ def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
         # Two hours of backlog in one batch, after a pause of three hours without any order.
         START_MS + 5 * HOUR_MS + 100_000,
         START_MS + 5 * HOUR_MS + 101_000,
-        # Partitions differ by as much as the producer lets them.
+        # The maximum difference of partitions that the producer allows.
         lag_ms=(0, 5000, 2500),
     )
     assert [len(cut) > 0 for cut in cuts] == [True] * 4
@@ -142,7 +142,7 @@ def test_no_row_is_too_late_when_the_pipeline_catches_up_after_pauses(
 def test_oracle_reports_missing_rows_when_partitions_drift_beyond_the_watermark(
     kafka: FileKafka,
 ) -> None:
-    # The negative control: partition 1 is shown 25 minutes late, against a watermark of 10.
+    # The negative control: partition 1 is 25 minutes late, but the watermark delay is 10 minutes.
     log = log_of((OrderStream(run_id="a", rate=0.2, start_ms=START_MS), 500))
     for cut in cut_at(log, START_MS + 1_600_000, lag_ms=(0, 1_500_000, 0)):
         kafka.update(cut)
@@ -184,7 +184,7 @@ def test_unusual_values_give_the_rows_of_the_oracle(kafka: FileKafka) -> None:
         ),
     ]
     base = Record(partition=0, offset=0, timestamp_ms=START_MS, key=None, value=b"")
-    # Each has its own order id: none is a duplicate of another.
+    # Each row has a different order id, so there are no duplicates.
     kafka.update(
         [
             replace(base, offset=at, value=value.replace(b'"odd-', b'"odd-%d-' % at))

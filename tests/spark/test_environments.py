@@ -1,4 +1,4 @@
-"""A development target reads unchanged datasets from production, and builds the others."""
+"""A development target reads unchanged datasets from production and builds the others."""
 
 import json
 import shutil
@@ -196,7 +196,7 @@ def test_development_target_builds_only_datasets_that_differ_from_production(sho
     assert shop.rows("totals") == [(0, 6), (1, 9)]
     assert shop.exported("dev") == [(0, 6), (1, 9)]
     assert shop.production() == before
-    shop.build()  # without new rows at prod
+    shop.build()  # no new rows in production
     assert shop.rows("silver") == [(0, 6), (1, 9)]
 
     state = shop.root / "prod" / "state" / "flows" / "bronze.json"
@@ -204,10 +204,10 @@ def test_development_target_builds_only_datasets_that_differ_from_production(sho
     state.write_text(text.replace("{", '{"later": 1,', 1))
     assert _condition(shop.plan) == "DEFERRED_STORAGE_NOT_READABLE"
     state.unlink()
-    state.mkdir()  # an error of the file system, as without permission
+    state.mkdir()  # a file system error, such as a missing permission
     assert _condition(shop.plan) == "DEFERRED_STORAGE_NOT_READABLE"
     state.rmdir()
-    state.write_text(text[:40])  # a crash, where files are not replaced atomically
+    state.write_text(text[:40])  # a crash on a file system without atomic replacement
     shop.change((placed, "@dp.materialized_view\ndef names"))
     assert "no recorded declaration" in shop.plan()["bronze"]
 
@@ -218,7 +218,7 @@ def test_rows_of_two_targets_are_not_mixed_when_a_source_moves_between_them(shop
     shop.add("0", -1, 1, 2, 3)
     shop.text = BASE
     shop.build("prod")
-    shop.text += REJECTED  # it needs the quarantine
+    shop.text += REJECTED  # the query needs the quarantine
     shop.build("prod")
     shop.change(("* 2)", "* 3)"))
     shop.build()
@@ -227,7 +227,7 @@ def test_rows_of_two_targets_are_not_mixed_when_a_source_moves_between_them(shop
     shop.build("prod")
     shop.change(("* 2)", "* 3)"))
     before = shop.production()
-    shop.build()  # only new rows of the production table
+    shop.build()  # reads only new rows of the production table
     assert shop.rows("silver") == [(0, 6), (0, 18), (1, 9), (1, 15)]
 
     shop.change(("amount > 0", "amount > 2"))
@@ -243,7 +243,7 @@ def test_rows_of_two_targets_are_not_mixed_when_a_source_moves_between_them(shop
     assert shop.rows("rejected") == [(-7,), (-1,), (1,), (2,)]
     assert shop.production() == before
 
-    # Unchanged again: the table of this storage is not read any more.
+    # Unchanged again: the table in this storage is no longer read.
     shop.change(("amount > 2", "amount > 0"))
     assert shop.plan()["bronze"] == "read from prod (unchanged)"
     assert [error.condition for error in shop.run().failures] == ["SOURCE_TABLE_REPLACED"]
@@ -252,7 +252,7 @@ def test_rows_of_two_targets_are_not_mixed_when_a_source_moves_between_them(shop
     # A full refresh in production while this target streams from it.
     shop.change(("* 3)", "* 2)"))
     shutil.rmtree(shop.root / "prod-out")
-    shop.run("prod", full_refresh_all=True)  # its sink refuses to read again
+    shop.run("prod", full_refresh_all=True)  # otherwise its sink refuses to write rows again
     shop.change(("* 2)", "* 3)"))
     assert "SOURCE_ROWS_CHANGED" in {error.condition for error in shop.run().failures}
     shop.build(full_refresh=("silver",))

@@ -1,4 +1,4 @@
-"""The event log after crashes and clean-ups, and as a table in SQL."""
+"""The event log after crashes and cleanups, and as a table in SQL."""
 
 import threading
 import time
@@ -91,7 +91,7 @@ def test_commit_events_are_restored_without_duplicates_when_the_log_is_truncated
     assert commits(folder) == whole
     rebuilt = [event for event in project.events if REPORTED in event.message]
     assert len(rebuilt) == len(whole) - 1
-    # The view was refreshed at the same time: it has the events that were in the log then.
+    # The view was refreshed concurrently: it has the events that were in the log at that time.
     table = sorted(tuple(row) for row in project.table("audit").collect())
     assert {(flow, batch, rows) for flow, batch, rows, _ in whole} >= set(table)
     assert ("bronze", 0, 5) in table
@@ -109,7 +109,7 @@ def test_a_planned_query_reads_the_same_events_when_the_log_is_rolled_up(
     log = EventLog(tmp_path, EventLogSettings(keep_progress_days=None, max_progress_mb=40))
     origin = EventOrigin(update_id="long", flow_name="silver", dataset_name="silver")
     log(flow_progress(origin, FlowStatus.RUNNING, "runs"))
-    # Larger than one partition of Spark's reader.
+    # The log is larger than one partition of Spark's reader.
     for batch in range(2500):
         batch_origin = replace(origin, batch_id=batch)
         log(stream_progress(batch_origin, {"batchId": batch, "name": "x" * 4000}))
@@ -139,7 +139,7 @@ def test_a_planned_query_reads_the_same_events_when_the_log_is_rolled_up(
     assert len(update.files) == 3
     assert roll_up(update, settings, now=now, is_over=False, stop=threading.Event())
     total = sum(range(2500))
-    # The files that it reads stay for an hour; a new query leaves them out.
+    # The files that the planned query reads are kept for an hour; new queries ignore them.
     assert len(update.listed().files) == 4
     assert tuple(planned.collect()[0]) == (5001, 5001, total)
     (count, numbers, rows) = query().collect()[0]

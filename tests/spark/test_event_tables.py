@@ -1,4 +1,4 @@
-"""Event tables have each line of the event log once, also after crashes."""
+"""Event tables contain each line of the event log once, also after crashes."""
 
 import json
 import shutil
@@ -91,7 +91,7 @@ def _counted(project: Project, capsys: pytest.CaptureFixture[str]) -> list[tuple
 
 
 def _kill_at(project: Project, table: str) -> None:
-    """Run an update whose thread ends after the commit of a table, as if it was killed."""
+    """Run an update whose writer thread ends after the commit of a table, as if killed."""
 
     def on_step(point: str, name: str, _: int | None) -> None:
         if (point, name) == ("after_event_table", table):
@@ -105,7 +105,7 @@ def _kill_at(project: Project, table: str) -> None:
 def test_tables_have_each_event_once_when_the_writer_is_killed_or_starts_late(
     project: Project, capsys: pytest.CaptureFixture[str]
 ):
-    # An update without the setting, and one whose last line is truncated.
+    # An update without the setting, and an update whose last line is truncated.
     project.add("a.json", [_row(1, 1), _row(2, 20), _row(3, -1)]).run()
     (log,) = (project.root / ".penstock" / "events").glob("*.jsonl")
     log.write_bytes(log.read_bytes()[:-40])
@@ -120,7 +120,7 @@ def test_tables_have_each_event_once_when_the_writer_is_killed_or_starts_late(
     counted = _counted(project, capsys)
     assert _quality(project) == counted
     assert [sum(column) for column in zip(*(row[-2:] for row in counted), strict=True)] == [7, 3]
-    # Dropped rows are counted per batch, and are in the quarantine.
+    # Dropped rows are counted per batch and are in quarantine.
     frame = project.spark.read.format("delta").load(str(_folder(project, "quality")))
     dropped = frame.where("rule = 'positive'").selectExpr(
         "sum(batch_dropped)", "sum(batch_quarantined)"
@@ -128,7 +128,7 @@ def test_tables_have_each_event_once_when_the_writer_is_killed_or_starts_late(
     assert tuple(dropped.first()) == (2, 2)
     described = project.spark.sql(f"DESCRIBE DETAIL delta.`{_folder(project, 'event_log')}`")
     assert described.first().description == f"event log of pipeline {project.root.name}"
-    # A table that was deleted is written again from the log, the other one continues.
+    # A deleted table is written again from the log; the other table continues.
     shutil.rmtree(_folder(project, "event_log"))
     project.add("d.json", [_row(6, 6)]).run()
     assert _stored(project) == _logged(project)
@@ -164,7 +164,7 @@ def test_a_table_that_cannot_be_written_is_a_warning_and_no_failure(
     assert (warning.level, warning.error.condition) == ("WARN", "EVENT_TABLE_NOT_WRITTEN")
     assert project.rows("silver", "id") == [(1,)]
     path.unlink()
-    # Rows appear while the update runs, and their commits make no events.
+    # Rows are written while the update runs, and their commits cause no events.
     monkeypatch.setattr(event_tables, "_COMMIT_SECONDS", 0.1)
     running = ContinuousRun(project.add("b.json", [_row(2, 2)]))
     running.wait_until(lambda: len(_quality(project)) == 4)

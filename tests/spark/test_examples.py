@@ -1,4 +1,4 @@
-"""Each folder of `examples/` runs unchanged, and its bad rows are in the documented tables."""
+"""Each folder of `examples/` runs unchanged, and invalid rows are in the documented tables."""
 
 import contextlib
 import json
@@ -42,11 +42,11 @@ class Example:
         assert result.state is UpdateState.COMPLETED, result.failures
 
     def add_later_files(self) -> None:
-        """Copy the files as the example's page describes it for the second run."""
+        """Copy the files for the second run as described on the page of the example."""
         later = self.root / "later"
         flat = (self.root / "data").exists()
         target = self.root / "data" if flat else self.root
-        # As `cp -r` does: sources detect changed files by their new time.
+        # Like `cp -r`, do not keep file times: sources detect changed files by their new time.
         shutil.copytree(later, target, dirs_exist_ok=True, copy_function=shutil.copy)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -75,7 +75,7 @@ def example(tmp_path: Path, spark, monkeypatch) -> Callable[[str], Example]:
     return copy
 
 
-# Streams with state cost most; `test_time_and_state` restarts some as well.
+# Streams with state take the most time; `test_time_and_state` restarts some of them, too.
 second_update = pytest.mark.parametrize("updates", [1, pytest.param(2, marks=pytest.mark.long)])
 
 
@@ -94,16 +94,16 @@ def test_windows_example_writes_the_documented_rows(example, updates: int):
         return
     windows.add_later_files()
     windows.run()
-    # Known keys are skipped, NULL is no key.
+    # Rows with known keys are skipped; NULL is no key.
     assert windows.counted("readings", "duplicate_records") == 1
     ids = [row[0] for row in windows.rows("readings", "reading_id")]
     assert sorted(filter(None, ids)) == ["a1", "a2", "a3", "a7", "b1", "b2", "b3", "b4"]
     assert ids.count(None) == 2
-    # Two late rows of one group: Spark's own metric is 1.
+    # Two late rows of one group; Spark's own metric reports 1.
     for flow in ("averages", "averages_now"):
         assert windows.counted(flow, "late_records") == 2, flow
         late = windows.rows(f"{flow}_quarantine", "sensor", "celsius", "_failed_rules")
-        # The sensor is a column of both; the average of a row is none.
+        # The sensor is a column of both tables; a single row has no average.
         assert [row[2] for row in late] == [["late"], ["late"]]
         quarantined = windows.rows(f"{flow}_quarantine", "_row")
         assert [("b1" in row[0], "b2" in row[0]) for row in quarantined] == [
@@ -139,7 +139,7 @@ def test_state_example_writes_the_documented_rows(example, updates: int):
         return
     state.add_later_files()
     state.run()
-    # The initial state counts for the pump; the fan sent a signal again after a pause.
+    # The count of the pump includes the initial state; the fan sent a signal after a pause.
     alarms = state.rows("alarms", "device", "signals")
     assert ("pump", 101) in alarms
     assert state.rows("totals") == [("fan", 6), ("pump", 5)]
@@ -157,7 +157,7 @@ def test_joins_example_writes_the_documented_rows(example, updates: int):
     assert joins.rows("clicks_quarantine", "click") == [("c4",)]
     assert joins.counted("clicks", "duplicate_records") == 1
     assert joins.rows("clicked", "click", "impression") == [("c1", "i1"), ("c5", "i6")]
-    # i2 was clicked too late, i3 never: they are written when no click can match any more.
+    # i2 was clicked too late and i3 never: they are written when no click can match any more.
     assert joins.rows("impressions_with_clicks", "impression", "click") == [
         ("i1", "c1"),
         ("i2", None),
@@ -173,13 +173,13 @@ def test_joins_example_writes_the_documented_rows(example, updates: int):
     assert joins.counted("impressions_with_clicks", "late_records") == 1
     (late,) = joins.rows("impressions_with_clicks_quarantine", "impression", "ad", "_failed_rules")
     assert late == ("i7", "shoes", ["late"])
-    # The earlier row keeps the campaign of its time.
+    # The earlier row keeps the campaign at the time of its batch.
     assert joins.rows("clicks_by_campaign") == [("c1", "winter"), ("c5", None), ("c6", "summer")]
 
 
 def test_files_example_writes_the_documented_rows(example):
     files = example("files")
-    # Years before the files that were read already.
+    # Years older than the files that were already read.
     old = files.root / "later" / "orders" / "3.json"
     os.utime(old, (1_000_000_000, 1_000_000_000))
     files.run()
@@ -236,7 +236,7 @@ def test_batches_example_writes_the_documented_rows(example):
     batches.run()
     assert batches.rows("orders_quarantine", "amount") == [(3,)]
     for flow in ("publish", "to_audit", "to_files"):
-        # As after a crash between a function and the note that its batch is done.
+        # The state as after a crash between the function and Spark's commit entry of its batch.
         commits = next((batches.root / ".penstock" / "checkpoints" / flow).iterdir()) / "commits"
         for name in ("0", ".0.crc"):
             (commits / name).unlink(missing_ok=True)

@@ -62,7 +62,7 @@ def totals():
 
 @dataclass
 class Shop:
-    """A project after one update, and the data that it sent to other systems."""
+    """A project after one update, and the data that the update sent to other systems."""
 
     project: Project
     scraped: str
@@ -75,7 +75,7 @@ class Shop:
 
     @property
     def runs(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The events of lineage by kind and job."""
+        """The lineage events by kind and job."""
         events = self.receiver.events
         return dict(zip(shapes(events), events, strict=True))
 

@@ -1,4 +1,4 @@
-"""Whole updates: sinks by function, event hooks, dependencies, rules about whole tables."""
+"""Whole updates: sinks written as functions, event hooks, dependencies, rules about tables."""
 
 import json
 from threading import Event, Lock, Thread
@@ -216,7 +216,7 @@ def test_a_stream_does_not_complete_the_batch_of_a_one_time_flow(project: Projec
     declare_fill(project.add("a.json", amounts(1, 2)), once=False)
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("ids", "id") == [(0,), (1,)]
-    # Under another name it starts over.
+    # A flow with another name starts from the beginning.
     declare_fill(project, once=False, name="refill")
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("ids", "id") == [(0,), (0,), (1,), (1,)]
@@ -406,7 +406,7 @@ dp.create_auto_cdc_flow(
     other.join(60)
     spark.streams.removeListener(listener)
     assert not failures
-    spark._jsparkSession.sparkContext().listenerBus().waitUntilEmpty()  # which tells the tracker
+    spark._jsparkSession.sparkContext().listenerBus().waitUntilEmpty()  # it notifies the tracker
     assert not tracker.getActiveJobsIds()
     assert listener.names == {"stream", "fill"}
     (state,) = (project.root / ".penstock" / "state" / "flows").glob("fill*.json")

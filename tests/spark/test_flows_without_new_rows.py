@@ -35,7 +35,7 @@ def counts():
 def both():
     return spark.readStream.table("bronze").union(spark.readStream.table("bronze"))
 """
-# Flows that read files, keep state, or read two streams.
+# Flows that read files, have state, or read two streams are always started.
 ALWAYS = ["bronze", "both", "counts"]
 
 
@@ -86,14 +86,14 @@ def test_a_query_is_started_only_when_there_are_new_rows_or_changes(
     assert sorted(flows_of_update(lambda: project.add("2.json", [row(3)]))) == both
     assert flows_of_update() == []
 
-    # Versions without rows.
+    # New versions without new rows.
     bronze, version = f"delta.`{project.path('bronze')}`", project.version("bronze")
     assert flows_of_update(lambda: spark.sql(f"OPTIMIZE {bronze}")) == []
     assert project.version("bronze") == version + 1
     spark.sql(f"ALTER TABLE {bronze} SET TBLPROPERTIES ('note' = 'a')")
     assert sorted(flows_of_update()) == both
 
-    # Another query is recorded, and a batch that was not finished is repeated.
+    # A changed query is recorded, and an unfinished batch is repeated.
     assert flows_of_update(lambda: project.source(SOURCE.format(condition="id > 1"))) == ["silver"]
     assert flows_of_update() == []
     newest = max(project.commits_folder("silver").iterdir(), key=lambda file: file.name)

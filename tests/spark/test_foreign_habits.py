@@ -1,7 +1,7 @@
-"""Habits of code for Databricks.
+"""Common patterns in code for Databricks.
 
-Names that settings complete, strings as numbers, numbered rows, the active session, rules about one
-side of a join.
+Names without catalog and schema, strings as numbers, identity columns, the active session, rules
+about one side of a join.
 """
 
 from pathlib import Path

@@ -90,6 +90,6 @@ def test_another_engine_reads_the_tables_by_name(updates: tuple[Path, dict[str, 
     assert "valid_id" in orders["properties"]["penstock.expectations"]
     assert [row[0] for row in tables["default.orders_quarantine"]] == [-1]
     assert [row[0] for row in tables["default.states"]] == [1, 2]
-    # Engines without a metastore client read the location.
+    # Engines without a metastore client read the table by its location.
     location = orders["location"].removeprefix("file:")
     assert len(DeltaTable(location).to_pyarrow_table()) == 2

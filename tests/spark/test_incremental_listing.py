@@ -43,7 +43,7 @@ def test_new_names_are_the_files_of_a_full_listing(spark, tmp_path: Path, seed: 
         assert new == names.new()
         names.confirm()
         assert not names.new()
-        # A file that was removed and written again in between is not new.
+        # A file that was removed and written again in the meantime is not new.
         known = {path for path in known if path.is_file()} | {_path(uri) for uri in new}
         listed = {Path(file_name(file.path)): (file.size, file.modified) for file in roots.list()}
         assert known == set(listed)
@@ -173,7 +173,7 @@ def test_unreadable_folder_fails_the_start_and_is_a_problem_while_running(
     inbox = NameInbox(source, files._checkpoint, [source.roots], "f")
     scan, stop = os.scandir, threading.Event()
 
-    # Tests may run as root, who may read everything.
+    # Tests may run as root, which can read every folder.
     def refuse(folder: str):
         if folder.endswith("/d"):
             raise PermissionError(13, "Permission denied", folder)

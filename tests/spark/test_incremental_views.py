@@ -32,9 +32,9 @@ GROUPED = {
 }
 # All summed columns have values, and the number of rows is known.
 SUBTRACTED = {"totals", "totals_of_join"}
-# Aggregates that cannot be merged, even if rows were only added.
+# Aggregates that cannot be merged, even if rows are only added.
 NOT_MERGED = {"averages", "different"}
-# Shapes whose parts others have, too; they are checked in the long test.
+# Combinations of parts that other shapes also have; only the long test checks them.
 LONG = {
     "all_rows",
     "right_joined",
@@ -53,7 +53,7 @@ LONG = {
 def check_rounds(
     spark: Any, root: Path, seed: int, rounds: int, names: Iterable[str] = SHAPES
 ) -> Counter[str]:
-    """Change the tables at random, and compare views with their queries; cases by technique."""
+    """Change the tables at random and compare views with queries; returns cases by technique."""
     pick = random.Random(seed)
     tables = Tables(spark, f"{root}/t{seed}", f"{root}/d{seed}", CASES, pick)
     tables.create(vectors=pick.random() < 0.5)
@@ -71,7 +71,7 @@ def check_rounds(
         (tables.add_rows if only_adds else tables.change)()
         tables.copy(database)
         for name, view in views.items():
-            # The others have the same technique in the next round, with more changes.
+            # Other views use the same technique in the next round, with more changes.
             if only_adds and name not in APPENDED | GROUPED | SUBTRACTED | NOT_MERGED:
                 continue
             technique = view.refresh()
@@ -89,7 +89,7 @@ def _techniques(name: str) -> set[str]:
         return {"APPEND_ONLY"}
     if name in NOT_MERGED:
         return {"ROW_BASED"}
-    # Its only table does not change in each round.
+    # Its only table does not change in every round.
     return {"GROUP_AGGREGATE", "NO_OP"} if name == "totals" else {"GROUP_AGGREGATE"}
 
 
@@ -143,7 +143,7 @@ def test_refreshed_views_equal_their_queries_for_every_layout_of_files(
     restore(spark, tmp_path / "t", 3)
     assert view.refresh() == "ROW_BASED"
     assert view.rows == view.computed()
-    # The same files are added twice. Only RESTORE is a change of rows in the log.
+    # The same files are added twice, but only RESTORE changes rows in the log.
     version = view.delta.version(str(tmp_path / "t"))
     for _ in range(2):
         merge_files(spark, tmp_path / "t")
@@ -208,7 +208,7 @@ def test_rows_of_two_versions_of_a_table_are_those_of_neither(spark, tmp_path):
     query = f"SELECT id FROM {table} NATURAL JOIN {table}"
     both = batch_sources(spark.sql(f"{query} VERSION AS OF 0"))
     newest = batch_sources(spark.sql(query))
-    # Else a view would not change with its query: the text has no versions.
+    # Otherwise a view would not change with its query, because its text contains no versions.
     assert (both.versions, both.unversioned) == ({}, "it reads two versions of a table")
     assert list(newest.versions.values()) == ["1"]
 
@@ -328,7 +328,7 @@ def test_rows_that_a_rounded_sum_no_longer_selects_are_removed(spark, tmp_path, 
         spark.sql(f"CREATE TABLE {name} (id INT, k INT, x DOUBLE) USING delta")
         spark.sql(f"INSERT INTO {name} VALUES (7, 1, 1.0)")
     view = View(spark, query.format(**names))
-    # As if the sum had been 1.0000000000000002 in another order of rows.
+    # The rows as if the sum had been 1.0000000000000002 in another order of addition.
     view.rows = Counter([(1, 7) if "m.k, " in query else (7, 1) if "JOIN" in query else (1, 1)])
     spark.sql(f"UPDATE {names['t']} SET id = 8, x = 0.5")
     view.refresh()
@@ -394,7 +394,7 @@ def test_number_of_changed_rows_is_estimated_from_the_log(spark, tmp_path):
     ((rows, share),) = changed(f"INSERT INTO {name} SELECT /*+ COALESCE(1) */ * FROM RANGE(100)")
     assert rows == 100
     assert 0.05 < share < 0.4
-    # The row is in one of the files, which is written again.
+    # One file with the row is rewritten.
     ((rows, share),) = changed(f"UPDATE {name} SET id = -1 WHERE id = 500")
     assert rows == 2000
     assert share == 1

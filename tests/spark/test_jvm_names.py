@@ -1,4 +1,4 @@
-"""Names of the JVM are cached when they exist, and looked up again when they do not."""
+"""JVM names are cached if they exist, and looked up again if they do not."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def test_a_class_is_looked_up_once_when_it_exists(spark: Any):
     jvm = spark._jvm
     assert jvm.org.apache.spark.sql.Encoders is jvm.org.apache.spark.sql.Encoders
     assert jvm.java.util.HashMap().size() == 0
-    # Each call of a class creates a new object.
+    # Each constructor call creates a new object.
     assert jvm.java.util.HashMap() is not jvm.java.util.HashMap()
     assert jvm.functions is jvm.functions
 

@@ -1,4 +1,4 @@
-"""Rows are replaced by key as in a dictionary, for every way and shape of a table."""
+"""Rows are replaced by key like in a dictionary, for every way and shape of a table."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ KEYS = 40
 
 @dataclass(frozen=True)
 class Shape:
-    """A table: key columns with the SQL that makes their values of a number."""
+    """A table: its key columns, with the SQL that computes their values from a number."""
 
     keys: dict[str, str]
     partitions: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ LONG = pytest.mark.long
 def test_table_equals_a_dictionary_after_random_batches(
     spark: SparkSession, harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, way: Way
 ) -> None:
-    if not SHAPES[name].partitions:  # the task that writes a small table reads it, without a join
+    if not SHAPES[name].partitions:  # must not read all rows for a join
         monkeypatch.setattr(FencedTable, "rows", None)
     draw = random.Random(f"{name} {way}")
     keyed, expected = Keyed(spark, harness, SHAPES[name], way), {}
@@ -132,7 +132,7 @@ def test_table_equals_a_dictionary_after_random_batches(
         upserts = {n: batch * 1000 + n for n in chosen if n not in deletes}
         keyed.replace(upserts, deletes)
         expected = {n: v for n, v in {**expected, **upserts}.items() if n not in deletes}
-        if batch == 3:  # a new writer, with a table that others have changed
+        if batch == 3:  # another writer has changed the table
             spark.sql(f"DELETE FROM delta.`{harness.target.path}` WHERE number = {max(expected)}")
             expected.pop(max(expected))
             if way is not Way.TABLE:

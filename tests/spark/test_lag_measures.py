@@ -17,12 +17,12 @@ from penstock.sources.files.lag import PendingFiles
 
 
 def run_one_batch(df: Any, checkpoint: Path) -> Any:
-    """A query that has finished its first batch and then waits for an hour."""
+    """Start a query; return when its first batch is finished. The next batch is an hour later."""
     stream = df.writeStream.foreachBatch(lambda *_: None)
     stream = stream.option("checkpointLocation", str(checkpoint))
     query = stream.trigger(processingTime="1 hour").start()
     deadline, pause = time.monotonic() + 60, threading.Event()
-    # The progress of a batch follows its commit.
+    # The progress is reported after the commit entry.
     while not (checkpoint / "commits" / "0").exists() or query.lastProgress is None:
         assert time.monotonic() < deadline
         assert query.exception() is None
@@ -31,7 +31,7 @@ def run_one_batch(df: Any, checkpoint: Path) -> Any:
 
 
 def commit_times(table: Path) -> list[int]:
-    """When the commits of a table were made, in milliseconds."""
+    """The timestamps of the commits of a table, in milliseconds."""
     lines = (
         path.read_text().splitlines() for path in sorted((table / "_delta_log").glob("*.json"))
     )
@@ -77,8 +77,8 @@ def test_backlog_of_files_and_of_delta_versions_is_measured(
         lag = versions.measure(table, end)
         assert (lag["versions"], lag["rows"], lag["latest_version"]) == (2, 5, 2)
         assert lag["bytes"] > 0
-        assert lag["seconds_behind"] == 90.0  # of the first commit that was not read
-        # A rewrite of the same rows is no work for a stream.
+        assert lag["seconds_behind"] == 90.0  # the age of the first unread commit
+        # A stream ignores rewrites without changed rows.
         spark.sql(f"OPTIMIZE delta.`{table}`").collect()
         again = versions.measure(table, end)
         assert (again["versions"], again["rows"], again["bytes"]) == (2, 5, lag["bytes"])
@@ -121,7 +121,7 @@ def silver():
     assert (files["files"], files["bytes"]) == (0, 0)
     assert (table["versions"], table["bytes"], table["rows"]) == (0, 0, 0)
     assert lags["silver"]["measured_at"] is not None
-    # Without partitions, the loss of offsets is unknown.
+    # The loss of offsets is only known for sources with partitions.
     assert (lags["silver"]["loss"], lags["silver"]["seconds_behind"]) == (None, 0.0)
     assert (files["seconds_behind"], lags["bronze"]["seconds_behind"]) == (0.0, 0.0)
     assert {event["origin"]["flow_name"] for event in project.log("lag_progress")} == {

@@ -1,4 +1,4 @@
-"""Each rule reports the bad example of its page, and not the good one."""
+"""Each rule reports the bad example on its page, but not the good example."""
 
 import contextlib
 import re
@@ -29,7 +29,7 @@ EXAMPLE = re.compile(r"(?ms)^<!-- not run: (PSL\d+) finds (it|nothing) -->\n```p
 
 @pytest.fixture(scope="module")
 def report(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LintReport:
-    """All examples as one project: each is a file, and all are analysed together."""
+    """Analyse all examples as one project, with a file for each example."""
     project = tmp_path_factory.mktemp("lint")
     (project / "upstream.py").write_text(PRELUDE + UPSTREAM, encoding="utf-8")
     for rule, kind, code in EXAMPLE.findall(PAGE.read_text(encoding="utf-8")):
@@ -158,7 +158,7 @@ def test_plan_rules_apply_to_views_and_sql(report: LintReport):
     joins = [message for rule, _, message in of_file(report, "more.py") if rule == "PSL104"]
     assert len(joins) == 1  # one side of the bound is open
     assert not any("by_time" in message for _, _, message in of_file(report, "more.py"))
-    # One group, the watermark of a view that is inlined, a parser that fails, and Auto Loader.
+    # One group, the watermark of an inlined view, a failing parser, and Auto Loader.
     more = {rule for rule, _, _ in of_file(report, "more.py")}
     assert not more & {"PSL101", "PSL108", "PSL506"}
 

@@ -1,4 +1,4 @@
-"""Direct scans of the log give the same results as Delta."""
+"""Direct scans of the log return the same results as Delta."""
 
 import json
 import threading
@@ -40,7 +40,7 @@ class Log:
         return int(self.delta.begin(self.path).txnVersion(APP))
 
     def live(self) -> set[str]:
-        """Cached between calls; a new object must return the same files."""
+        """Live files, cached between calls; a new object must return the same files."""
         self.files = self.files or LiveFiles(self.delta, self.path)
         cached, new = (
             {
@@ -103,7 +103,7 @@ def test_scans_fail_or_return_none_when_the_log_is_too_long_or_damaged(
     version = log.version
     folder = log.harness.root / "orders" / "_delta_log"
     with (folder / f"{version:020d}.json").open("r+") as commit:
-        commit.truncate(30)  # torn within its first action
+        commit.truncate(30)  # truncated within the first action
     for scan in (append_only_start, lambda *of: keeps_rows(*of[:2], version - 1, version)):
         with pytest.raises(json.JSONDecodeError):
             scan(log.delta, log.path, version)

@@ -156,7 +156,7 @@ def test_commits_of_other_writers_are_not_overwritten(
     assert table.files.compact(below=MIB) is not None
     assert len(table.rows()) == 30
     late(lambda: table.spark.sql(f"DELETE FROM {table.name} WHERE id = 1"))
-    # Its type depends on whether Delta's Python package was imported.
+    # The type of the error depends on whether Delta's Python package was imported.
     with pytest.raises(Exception, match="DELTA_CONCURRENT_DELETE_DELETE"):
         table.files.compact(below=MIB)
     assert len(table.rows()) == 29

@@ -141,7 +141,7 @@ def _kill(project: Project, at: str, *command: str) -> None:
 
 
 def _raising_at(*steps: str) -> contextlib.AbstractContextManager[None]:
-    """End the command after a step was stored, as a kill there does."""
+    """Raise an error after a step was recorded, like a kill at this step."""
 
     def end(step: str, _: str) -> None:
         if step in steps:
@@ -159,7 +159,7 @@ def _run_migrate(capsys: pytest.CaptureFixture[str], *command: str, code: int = 
 
 @contextlib.contextmanager
 def _without_old_files(project: Project, name: str) -> Iterator[None]:
-    """Without the files of a table that its newest version does not have, as after VACUUM."""
+    """Remove files that are not in the newest version of a table, like VACUUM."""
     folder = Path(project.path(name))
     newest = {Path(urlsplit(path).path) for path in project.table(name).inputFiles()}
     old = [file for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts]
@@ -179,7 +179,7 @@ def _update(project: Project) -> UpdateState:
 def test_migration_of_a_changed_window_is_resumed_and_undone(
     project: Project, capsys: pytest.CaptureFixture[str]
 ):
-    """A short form of the test below: interrupted between table and state, resumed, undone."""
+    """A short version of the test below: interrupted between table and state, resumed, undone."""
     flows = ("bronze", "windows")
     (project.root / "data" / "1.json").unlink()
     assert project.run(refresh=flows).state is UpdateState.COMPLETED
@@ -205,7 +205,7 @@ def test_migration_of_a_changed_window_is_resumed_and_undone(
     assert _run_migrate(capsys, "windows", "--undo", "--yes")["state"] == "undone"
     assert _actual(project, 10) == _expected(1, 10)
     assert project.table("windows_quarantine").count() == quarantined
-    # The migrated flow has received the messages about later files, so the old one must list them.
+    # The migrated flow has received the messages of later files: the old flow must list them.
     assert not listed.exists()
 
 
@@ -229,11 +229,11 @@ def test_migration_of_a_changed_window_survives_kills_and_flows_continue(
     assert effects == {"view": "recomputes", "strict": "stops", "lenient": "skips"}
     old = project.version("windows")
 
-    # Killed while the new table is built: readers have the old one.
+    # Killed while the new table is built: readers use the old table.
     _kill(project, "after_target_commit:windows:1", "--yes")
     assert (project.version("windows"), _actual(project, 10)) == (old, _expected(2, 10))
     assert "MIGRATION_UNFINISHED" in _run_migrate(capsys, "windows", "--yes", code=2)
-    # Interrupted between table and state of the flow: readers have the new one, no update runs.
+    # Interrupted between table and flow state: readers use the new table, and no update can run.
     with pytest.raises(KeyboardInterrupt, match=REPLACED), _raising_at(REPLACED):
         migrate_flow(
             load_settings(project.root),
@@ -278,7 +278,7 @@ def test_migration_of_a_changed_window_survives_kills_and_flows_continue(
     assert _update(project) is UpdateState.COMPLETED
     assert _actual(project, 10) == _expected(3, 10)
 
-    # Rows that the source has lost since would be missing.
+    # Rows that were deleted in the source in the meantime would be missing.
     project.spark.sql(f"DELETE FROM delta.`{project.path('bronze')}` WHERE id = 1")
     project.source(CHANGED)
     refused = _run_migrate(capsys, "windows", "--yes", code=2)

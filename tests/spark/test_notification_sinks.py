@@ -185,7 +185,7 @@ def test_a_message_is_sent_again_with_the_same_key(spark: Any, receiver: Receive
     options = {"url": receiver.url + PATH, "format": "slack"}
     receiver.answers = [503]
     opened(WebhookSink(), options, df, tmp_path).write(df, 0)
-    (tmp_path / "notes" / "sent.json").unlink()  # killed before it was written
+    (tmp_path / "notes" / "sent.json").unlink()  # killed before the file was written
     opened(WebhookSink(), options, df, tmp_path).write(df, 0)
     (failed, *sent) = [body for _, _, body in receiver.requests]
     assert sent == [failed, failed]
@@ -262,7 +262,7 @@ def to_people():
     assert [failure.condition for failure in failures] == ["SINK_UNAVAILABLE"]
     assert project.run().state == "COMPLETED"
     bodies = [body for _, _, body in receiver.requests]
-    # The first is repeated; the end of the update does not wait for a minute to send the sum.
+    # The first message is repeated; the update does not wait for a minute to send the sum.
     assert [body["row_count"] for body in bodies] == [2, 2, 0]
     assert bodies[0]["idempotency_key"] == bodies[1]["idempotency_key"]
     assert bodies[1]["rows"] == [{"id": 0, "amount": "***", "ts": None}]
@@ -287,7 +287,7 @@ def to_people():
     for number in range(3):
         project.add(f"{number}.json", [{"id": number}])
     killed = PipelineProcess(tmp_path)
-    receiver.on_request = killed.kill_group  # before the response
+    receiver.on_request = killed.kill_group  # killed before the response
     assert killed.wait(120) == -signal.SIGKILL
     receiver.on_request = lambda: None
     monkeypatch.setenv("PENSTOCK_KILL_AT", "after_target_commit:to_people:1")

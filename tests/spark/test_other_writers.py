@@ -80,7 +80,7 @@ def test_log_listing_equals_that_of_delta(spark: SparkSession, tmp_path: Path) -
     ("checkpoint", "whole"),
     [
         ({"version": 2, "size": 3}, False),
-        ({"version": 4, "size": 3}, True),  # of a version that is not there any more
+        ({"version": 4, "size": 3}, True),  # the version does not exist any more
         ({"version": 2, "size": 3, "parts": 2}, True),
         ({"version": 2, "v2Checkpoint": {"path": "x"}}, True),
         ({"size": 3}, True),
@@ -92,7 +92,7 @@ def test_log_listing_omits_the_folder_when_it_starts_at_the_last_checkpoint(
     folder = tmp_path / "_delta_log"
     folder.mkdir()
     names = [f"{v:020d}.{kind}" for v in range(2, 5) for kind in ("json", "crc")]
-    extra = f"{2:020d}.{4:020d}.compacted.json"  # found only among the names of the folder
+    extra = f"{2:020d}.{4:020d}.compacted.json"  # only in a listing of the folder
     for name in [*names, f"{2:020d}.checkpoint.parquet", f"{3:020d}.checkpoint.parquet", extra]:
         (folder / name).write_text(name)
     (folder / f"{4:020d}.crc").unlink()
@@ -115,15 +115,15 @@ def test_log_listing_omits_the_folder_when_it_starts_at_the_last_checkpoint(
         if not whole:
             expected = [name for name in expected if name != extra]
         assert listed(f"{version:020d}.") == expected, version
-    assert listed(f"{1:020d}.json") == present(1)  # before the checkpoint: the whole folder
+    assert listed(f"{1:020d}.json") == present(1)  # before the checkpoint: lists the whole folder
     assert listed(f"{9:020d}.json") == []
 
 
 def race(spark: SparkSession, folder: Path, store: str) -> tuple[list[int], list[int]]:
-    """Versions that each of two writers committed: one with a log store, one as delta-rs does.
+    """Versions that each of two writers committed: one with a log store, one like delta-rs.
 
-    The other writer links its files at the same time, or, which is worse, as soon as there is a
-    draft of the version.
+    The other writer links its files at the same time or, in the worst case, as soon as a temporary
+    file of the version exists.
     """
     theirs: list[int] = []
     ours: list[int] = []

@@ -83,7 +83,7 @@ DECIMALS = (
     "id STRING, amount DECIMAL(10, 2), lines ARRAY<STRUCT<price: DECIMAL(8, 2)>>, "
     'rates MAP<STRING, DECIMAL(5, 2)>, list ARRAY<DECIMAL(5, 1)>, `a"b` DECIMAL(3, 0), d DOUBLE'
 )
-HUGE = "1e300000000"  # Spark's parser would write out its digits
+HUGE = "1e300000000"  # Spark's parser would expand all digits
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_avro_and_protobuf_payloads_give_columns_or_a_reason_and_the_raw_payload
     rows = parsed.collect()
     assert (rows[0].id, rows[0].tags, rows[0]._parse_error) == (5, ["a"], None)
     assert "not a shop.Order" in rows[1]._parse_error
-    # A message that contains itself is read as the columns that are listed.
+    # A recursive message is read with the columns of the schema.
     files = compile_files('syntax = "proto3"; message Node { int64 n = 1; Node next = 2; }', {})
     df = spark.createDataFrame([(b"\x08\x05\x12\x02\x08\x06",)], "value BINARY")
     listed = "n BIGINT, next STRUCT<n: BIGINT>"

@@ -128,7 +128,7 @@ def test_queries_and_expectations_use_the_frozen_time(pipeline: PipelineTest) ->
 def test_frozen_date_is_in_the_time_zone_of_the_session(spark: Any) -> None:
     time = FrozenTime(datetime(2026, 1, 31, 23, tzinfo=UTC), spark)
     query = time.query(lambda: spark.sql("SELECT current_date() AS day"))
-    spark.conf.set("spark.sql.session.timeZone", "+02:00")  # as Spark writes a zone without a name
+    spark.conf.set("spark.sql.session.timeZone", "+02:00")  # Spark's format for an offset
     try:
         assert query().first().day == date(2026, 2, 1)
     finally:

@@ -93,7 +93,7 @@ def away():
     return spark.readStream.table("silver")
 """
 CHANGES = (
-    # A rule, columns, a comment, a property and clustering of one table.
+    # Rule, columns, comment, property and clustering of one table.
     ("@dp.table\n@dp.expect", '@dp.table(comment="raw", cluster_by=["id"], **KEPT)\n@dp.expect'),
     ("amount > 0", "amount > 1"),
     ("return rows()", 'return rows().withColumn("more", F.lit("x"))'),
@@ -180,7 +180,7 @@ def _deployed(root: Path, spark: Any) -> Project:
     project = Project(root, spark).source(BEFORE)
     project.add("a.json", _rows(0)).add("b.json", _rows(30), "second")
     project.add("c.json", _rows(40), "third").run()
-    # The sink must be emptied before it takes the rows of a new checkpoint.
+    # The sink must be emptied before it accepts rows of a new checkpoint.
     shutil.rmtree(root / "out")
     project.add("d.json", _rows(20))
     return project.source(_after())
@@ -236,7 +236,7 @@ def test_apply_makes_the_changes_of_the_plan(
     assert restarted == {"totals", "parts", "people", "second", "away"}
     assert project.version("gone") == gone
     content = _content(project)
-    late = _passing_rows(20, 2)  # by the new rule
+    late = _passing_rows(20, 2)  # according to the new rule
     bronze = _passing_rows(0) + late
     assert len(content["bronze"]) == len(bronze)
     twice = [2 * row["amount"] for row in _passing_rows(0)] + [3 * row["amount"] for row in late]
@@ -314,7 +314,7 @@ def test_apply_has_the_same_result_when_it_is_killed_at_each_step(
 def _applied(
     root: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, on_step: Callable[[str, str], None]
 ) -> dict[str, Any]:
-    """The content of a project that is applied until it is complete."""
+    """Run `apply` until it is complete; returns the content of the project."""
     root.mkdir()
     monkeypatch.chdir(root)
     project = _deployed(root, spark)
@@ -353,7 +353,7 @@ def test_apply_handles_new_unknown_and_impossible_changes(
     assert main(["apply", "--yes"]) == 0
     assert "nothing differs" in capsys.readouterr().out
 
-    # State of an earlier version.
+    # The state of an earlier version of Penstock.
     for file in (tmp_path / ".penstock" / "state").rglob("*.json"):
         body = json.loads(file.read_text())
         if body.pop("deployed", None) is not None:
@@ -367,7 +367,7 @@ def test_apply_handles_new_unknown_and_impossible_changes(
     assert _apply(project).succeeded
     assert _plan(project).changes == ()
 
-    # Another kind of dataset with a table that must not be reset; then a broken project.
+    # Another kind of dataset for a table that must not be reset; then an invalid project.
     fixed = '@dp.table(table_properties={"pipelines.reset.allowed": "false"})\ndef counts'
     streams = SMALL.replace("@dp.materialized_view\ndef counts", fixed)
     project.source(streams.replace("spark.read.", "spark.readStream."))

@@ -226,7 +226,7 @@ def test_identity_values_increase_when_batches_have_good_and_bad_rows(
     harness.writer().write(df, 0)
     writer = harness.writer()
     writer.write(df.withColumn("id", df["id"] + 10), 1)
-    writer.write(df.withColumn("id", df["id"] + 10), 1)  # Spark hands it out again
+    writer.write(df.withColumn("id", df["id"] + 10), 1)  # Spark generates the same values again
     rows = harness.rows().collect()
     assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 10, 11, 12, 13]
     keys = [row["key"] for row in rows]
@@ -271,11 +271,11 @@ def test_commit_succeeds_on_a_thread_without_session_after_a_checkpoint(
     ref = table(tmp_path)
     spark.range(3).write.format("delta").save(ref.path)
     DeltaJvm(spark).log(ref.path).checkpoint()
-    (tmp_path / "t" / "_delta_log" / f"{0:020d}.crc").unlink()  # as after RESTORE
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # as in another process
+    (tmp_path / "t" / "_delta_log" / f"{0:020d}.crc").unlink()  # missing after RESTORE
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # like a new process
 
     def replace_rows() -> int:
-        # As on threads of flows; a thread of the JVM may inherit the session.
+        # Like threads of flows; otherwise the JVM thread may inherit the session.
         spark._jvm.org.apache.spark.sql.classic.SparkSession.clearActiveSession()
         fenced = FencedTable(DeltaJvm(spark), ref, "app")
         result = CommitResult(flow="f", app_id="app", batch_id=None, version=None)

@@ -44,7 +44,7 @@ def test_dry_run_returns_a_plan_as_text_and_json(shop: Path):
 
 
 def test_open_pipeline_returns_queries_of_flows(shop: Path, spark):
-    # Spark reads them only when it starts.
+    # Static configurations, which Spark reads only at its start.
     confs = {"spark.driver.memory": "9g", "spark.sql.extensions": "x"}
     with penstock.open_pipeline(shop, configuration=confs) as pipeline:
         df, _ = pipeline.query(pipeline.flow("bronze"))

@@ -1,4 +1,4 @@
-"""Rows leave quarantine once, also after crashes."""
+"""Rows are moved out of quarantine exactly once, also after crashes."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def silver():
 
 
 class _Killed(BaseException):
-    """Simulates a killed process: handlers of `Exception` do not catch it."""
+    """Simulates a killed process: `except Exception` does not catch it."""
 
 
 def _row(number: int | None, amount: int) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def test_repaired_rows_move_once_to_the_table_and_downstream(
     assert flow["last_progress"]["input_rows"] == 5
     findings = examine(load_settings(project.root))
     assert [entry for entry in findings if entry.severity is not Severity.NOTE] == []
-    # Nothing passes yet: nothing changes, not even a version.
+    # No row satisfies the rules yet: there is no commit.
     versions = project.version("silver"), project.version("silver_quarantine")
     done = _replay(project)
     assert done is not None
@@ -129,12 +129,12 @@ def test_repaired_rows_move_once_to_the_table_and_downstream(
     assert again is not None
     assert (again.moved, again.kept) == (0, 2)
 
-    # The next update continues: it reads the moved rows once, besides its own batches.
+    # The next update reads the moved rows once, in addition to its own batches.
     project.add("b.json", [_row(5, 5), _row(6, 600)]).run()
     assert project.rows("gold", "id") == [(1,), (2,), (3,), (5,)]
     assert _content(project) == ([1, 2, 3, 5], [(70, None), (500, 4), (600, 6)])
 
-    # Without any rule, all of them are good rows.
+    # Without rules, all rows are valid.
     project.source(NO_RULES)
     capsys.readouterr()
     command = ["quarantine", "replay", "silver", "--project", str(project.root)]
@@ -149,7 +149,7 @@ def test_no_row_is_lost_or_duplicated_when_a_replay_is_killed(project: Project):
     project.source(RELAXED)
     assert _replay(project, kill_at=STAGED) is None
     assert _content(project)[0] == [1]
-    # The decision was made: other rules, names and new rows between do not change it.
+    # The decision is recorded: changed rules and names, or new rows, do not change it.
     project.source(STRICT.replace("def silver", "def Silver"))
     assert _replay(project, kill_at=IN_TABLE) is None
     project.source(STRICT)
@@ -205,7 +205,7 @@ def test_an_interrupted_replay_is_dropped_after_a_restore_or_full_refresh(projec
 
 
 def _refused(project: Project) -> dict[int, tuple[str, tuple[Any, ...]]]:
-    """Rows in quarantine by their amount: their file, and all that is stored of them."""
+    """Rows in quarantine by amount: the file and all columns of each row."""
     rows = project.table("silver_quarantine").select("_metadata.file_name", "*").collect()
     return {row["amount"]: (row["file_name"], tuple(row)[1:]) for row in rows}
 
@@ -228,7 +228,7 @@ def test_only_chosen_rows_are_replayed(project: Project, capsys: pytest.CaptureF
     body = replay("--where", where, "--dry-run")
     assert (body["chosen"], body["would_move"], body["would_keep"]) == (2, 1, 1)
     assert (body["by_rule"], body["unfinished"]) == ({"small": 1}, False)
-    # The rows that violate this rule still violate it: no commit, and the version is the same.
+    # The rows still violate this rule: there is no commit, and the version is the same.
     body = replay("--rule", "has_id")
     assert (body["chosen"], body["moved"], body["kept"]) == (1, 0, 1)
     assert [project.version(name) for name in tables] == versions
@@ -267,7 +267,7 @@ def test_an_interrupted_replay_of_chosen_rows_is_completed_first(project: Projec
     project.add("b.json", [_row(7, 77)]).run()
     project.source(RELAXED)
     assert _replay(project, kill_at=STAGED, where="id = 7") is None
-    # The interrupted replay is completed first, whatever is chosen now.
+    # The interrupted replay is completed first, regardless of the new selection.
     assert _replay(project, kill_at=IN_TABLE, where="id < 5") is None
     assert _content(project) == (
         [1, 7],
@@ -302,7 +302,7 @@ def test_no_row_is_lost_when_a_checkpoint_is_deleted(project: Project):
     assert "an unknown number of rows" in (plan.refused or "")
     reset_flow(settings, "silver", start, accept_duplicates=True, execute=True)
     project.run(refresh=("silver",))
-    # As announced: rows that the source still has are duplicated.
+    # As the plan warned, rows that still exist in the source are duplicated.
     assert project.rows("silver", "id") == [(1,), (1,), (8,)]
 
 
@@ -383,7 +383,7 @@ def test_a_replay_is_refused_when_values_have_no_column_in_the_table(project: Pr
     assert _replay(project, STAGED) is None
     for statement in (mapped, renamed):
         project.spark.sql(statement)
-    for _ in range(2):  # an interrupted replay, and another one
+    for _ in range(2):  # an interrupted replay, then a new replay
         with pytest.raises(PlanError, match=r"NOT_POSSIBLE.*'amount'(.|\n)*SET `amount` = NULL"):
             _replay(project)
     project.spark.sql(f"ALTER TABLE {quarantine} ADD COLUMN price INT")

@@ -1,4 +1,4 @@
-"""Updates of queries that changed, and of checkpoints that lost an entry."""
+"""Updates after changes of queries, and after the loss of checkpoint entries."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def row(number: int, amount: int) -> dict[str, Any]:
 def changed(
     spark: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Project, list[UpdateResult]]:
-    """Three updates, each of other queries."""
+    """Three updates with different queries."""
     with shared_project(tmp_path_factory.mktemp("changed"), spark) as project:
         project.add("a.json", [row(0, 3), row(1, 9)], folder="events").add("a.json", [row(0, 1)])
         project.source(QUERIES.format(columns='"id"', keys='"id", "ts"', function="max"))
@@ -57,7 +57,7 @@ def test_checkpoint_is_refused_when_a_stateful_operator_changed(changed: Any):
     assert isinstance(failure, CheckpointError)
     assert failure.condition == "STATEFUL_QUERY_CHANGED"
     assert "--full-refresh unique" in str(failure)
-    # Then fully refreshed.
+    # The third update was a full refresh.
     assert all("unique" not in str(error) for error in third.failures)
 
 
@@ -136,7 +136,7 @@ def stateful():
 def repeated(
     spark: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Project, dict[str, int], UpdateResult]:
-    """Both tables after an update that repeated their second batch."""
+    """Both tables after an update that repeated the second batch."""
     with shared_project(tmp_path_factory.mktemp("repeated"), spark) as project:
         project.source(CHECKPOINTED).add("a.json", [row(0, 1), row(1, 2)]).run()
         project.add("b.json", [row(20, 3), row(21, 4)]).run()
@@ -158,5 +158,5 @@ def test_no_row_is_duplicated_when_the_newest_commit_entry_is_lost(repeated: Any
     assert result.state is UpdateState.COMPLETED
     assert project.version(table) == versions[table]
     assert project.rows(table, "id") == [(0,), (1,), (20,), (21,)]
-    # The batch was done again: Spark has noted it.
+    # The batch was repeated: Spark's commit entry exists again.
     assert max(int(f.name) for f in project.commits_folder(table).iterdir() if f.name.isdigit()) > 0

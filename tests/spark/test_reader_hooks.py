@@ -1,4 +1,4 @@
-"""Reads of user code: mapped paths and tables, table functions, statements."""
+"""Reads in user code: mapped paths and tables, table functions, statements."""
 
 import json
 import threading
@@ -155,7 +155,7 @@ def test_delta_tables_are_written_to_mapped_paths(world: World, spark: SparkSess
     row = spark.createDataFrame([(1,)], "id INT")
     with world.hooks():
         for path in ("/Volumes/main/raw/orders", "orders"):
-            # Programs check this before they overwrite or merge.
+            # Programs call this before they overwrite or merge.
             assert not DeltaTable.isDeltaTable(spark, path)
             DeltaTable.create(spark).location(path).addColumn("id", "INT").execute()
             assert DeltaTable.isDeltaTable(spark, path)
@@ -186,7 +186,7 @@ def test_tables_are_resolved_when_they_are_mapped_or_in_the_storage(
         from delta.tables import DeltaTable
 
         assert DeltaTable.forName(spark, "main.ref.countries").toDF().count() == 2
-        # As Spark: by position, and in the mode of the writer.
+        # Like Spark: columns by position, and the mode of the writer.
         spark.range(7, 8).toDF("other").write.mode("overwrite").insertInto("main.shop.sibling")
         assert spark.table("sibling").collect() == [(7,)]
         world.tables["main.ref.gone"] = ExternalTable(path=str(world.root / "gone"))
@@ -235,7 +235,7 @@ def test_rows_of_a_mapped_table_are_changed_by_sql(world: World, spark: SparkSes
     path = world.root / "raw" / "stock"
     spark.range(4).selectExpr("id", "0 AS n").write.format("delta").save(str(path))
     world.tables["main.ref.stock"] = ExternalTable(path=str(path))
-    other = spark.newSession()  # as a micro-batch has one
+    other = spark.newSession()  # like the session of a micro-batch
     other.range(9, 11).createOrReplaceTempView("news")
     with world.hooks():
         other.sql("INSERT INTO main.ref.stock SELECT id, 0 FROM news WHERE id = 9")
@@ -255,7 +255,7 @@ def test_rows_of_a_mapped_table_are_changed_by_sql(world: World, spark: SparkSes
         assert other.sql("SELECT countries.id FROM main.ref.countries").count() == 2
         other.read.table("main.ref.countries").createOrReplaceTempView("dims")
         assert other.sql("SELECT dims.id FROM dims").count() == 2
-    # A stream keeps its session: its micro-batches leave no views behind.
+    # Micro-batches of a stream use the same session, so no view must remain.
     views = other.sql("SHOW VIEWS").collect()
     assert {view["viewName"] for view in views} == {"dims", "news"}
     rows = spark.read.format("delta").load(str(path)).collect()
@@ -339,7 +339,7 @@ def test_file_metadata_can_be_selected_in_sql(world: World, spark: SparkSession)
     assert df.first()["_metadata"].file_name == "a.json"
     df, _ = world.evaluate(lambda: spark.sql(f"SELECT _metadata, f.* FROM {files} f"))
     assert df.columns == ["_metadata", "id", "name"]
-    # A table may have a column of this name.
+    # A table may have a column with this name.
     rows = spark.sql("SELECT struct('b.json' AS file_name) AS _metadata")
     rows.write.format("delta").save(f"{world.layout.root}/tables/main/shop/stored")
     df, _ = world.evaluate(lambda: spark.sql("SELECT _metadata.file_name FROM stored"))
@@ -499,7 +499,7 @@ def test_a_view_is_called_again_on_each_thread_that_needs_qualifiers(
             is_late.wait(30)
         elif number == 1:
             is_late.set()
-            is_qualifying.wait(30)  # the first call has failed meanwhile
+            is_qualifying.wait(30)  # the first call has failed in the meantime
         elif number == 2:
             is_qualifying.set()
         return df.select("orders.id")
@@ -597,7 +597,7 @@ def test_arithmetic_with_strings_works_when_only_ansi_mode_would_refuse_it(
 
 
 def test_failures_of_the_jvm_are_errors_of_the_query(world: World, spark: SparkSession):
-    # `from_avro` may read its schema when the columns are asked for, after the function returned.
+    # `from_avro` may parse its schema when the columns are resolved, after the function returned.
     payload = F.col("id").cast("string").cast("binary")
     wrong = {
         lambda: spark.range(1).select(from_avro(payload, "{bad")): "Unexpected character",
@@ -617,7 +617,7 @@ def test_failures_of_the_jvm_are_errors_of_the_query(world: World, spark: SparkS
 
 
 def test_ansi_mode_is_off_only_for_the_query_that_needs_it(world: World, spark: SparkSession):
-    # One expression computes with strings, the other casts a string that is no number.
+    # One expression computes with strings, the other casts a string that is not a number.
     text, cast = "total / quantity AS price", "CAST(quantity AS INT) AS number"
     rows = "(SELECT '10' AS total, concat('x', id) AS quantity FROM range(1))"
 

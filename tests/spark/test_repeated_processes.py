@@ -1,6 +1,6 @@
 """Projects in three processes of `penstock run` each, with new data each time.
 
-For `make test-long`; PENSTOCK_REPEATED_ORDERS sets how many orders of statements are tried. The
+For `make test-long`; PENSTOCK_REPEATED_ORDERS is the number of orders of statements to test. The
 shapes that can differ between processes are in test_repeated_updates.py, in one process.
 """
 
@@ -21,7 +21,7 @@ ORDERS = int(os.environ.get("PENSTOCK_REPEATED_ORDERS", "10"))
 SECONDS = 600.0
 SOURCE = Path(sys.modules["penstock"].__file__ or "").parents[1]
 EXAMPLES = SOURCE.parent / "examples"
-# Those without a server; the others are run by the tests of their systems.
+# Examples that need no server; the others are run by the tests of their systems.
 WITH_FILES = (
     *("batches", "console", "data_quality", "deduplication", "delta", "files", "joins"),
     *("payloads", "state", "triggers", "windows"),
@@ -102,12 +102,12 @@ def test_every_shape_of_query_runs_again(tmp_path: Path):
     three_times(tmp_path, prepare)
     assert rows(tmp_path, "formatted") == [(1, 30), (2, 6)]
     assert rows(tmp_path, "updated") == [(1, 30.0), (2, 6.0)]
-    # A process that has started no query has no coordinator of state stores yet.
+    # A process that has not started a query has no state store coordinator yet.
     assert "2 of 2 entries" in penstock(tmp_path, "state", "show", "agg3")
 
 
 def add_copies(root: Path, number: int) -> None:
-    """Add the files as on the page of the example, then all its files again under other names."""
+    """Add the files described on the page of the example, then copies of all files."""
     later = root / "later"
     if number == 2 and later.exists():
         flat = (root / "data").exists()

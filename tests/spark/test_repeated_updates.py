@@ -315,7 +315,7 @@ def test_constants_are_part_of_the_query_text(spark):
     rows = "SELECT x FROM VALUES {} AS t(x)"
     assert text(rows.format("('a'), ('b')")) == text(rows.format("('a'), ('b')"))
     assert text(rows.format("('a'), ('b')")) != text(rows.format("('a'), ('c')"))
-    # They look like generated names and versions of tables.
+    # Constants that look like generated names and versions of tables.
     for prefix in ("user@", "version=", "CTERelationDef "):
         query = f"SELECT id FROM range(1) WHERE '{prefix}{{}}' = CAST(id AS STRING)"
         assert text(query.format(1)) != text(query.format(2))
@@ -352,7 +352,7 @@ def test_operands_are_ordered_by_their_text_and_not_by_hash_codes(spark):
     def line(condition: str) -> str:
         return query_text(df.where(condition)).partition("\n")[0]
 
-    # Spark's hash codes of classes and of evaluators, such as that of to_json, are of one process.
+    # Spark's hash codes of classes and evaluators, such as `to_json`, differ between processes.
     groups = [f"(a = {n} OR b = {n} OR c = {n})" for n in range(8)]
     text = line(" AND ".join(groups))
     assert [int(n) for n in re.findall(r"cast\((\d) as bigint\)", text)] == [
@@ -388,7 +388,7 @@ def test_properties_that_only_tune_databricks_are_ignored_with_one_note(project)
     (note,) = [e.message for e in project.events if "only tune Databricks" in e.message]
     assert "delta.targetFileSize = 64mb (tuned)" in note
     assert "quality" not in note
-    assert "utoOptimize" not in note  # read by the maintenance
+    assert "utoOptimize" not in note  # used by the maintenance of tables
     state = table_state(project.spark, str(project.path("tuned")))
     assert state is not None
     properties = {

@@ -105,7 +105,7 @@ def window(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Window:
         first = [day(9, 1, 1), day(10, 2, 2), day(11, 3, 3), day(11, 4, None)]
         project.add("a", [*first, {"id": 9, "amount": 9}], "days")
         window.update("first")
-        # The window moves; days before it stay, although the source has other rows for them.
+        # The window moves; earlier days are kept, although the source has other rows for them.
         project.source(WINDOW.replace("2026-01-10", "2026-01-11"))
         project.add("a", [day(10, 2, 20), day(11, 3, 300), day(12, 5, None)], "days")
         with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +161,7 @@ def test_change_feed_and_history_have_the_replaced_window(window: Window):
     changes = window.project.spark.read.format("delta").option("readChangeFeed", "true")
     changes = changes.options(startingVersion=version, endingVersion=version).load(path)
     net = changes.groupBy("id", "amount").agg(
-        {"*": "count"} | {"_change_type": "collect_list"}  # rows of a file that stay: both
+        {"*": "count"} | {"_change_type": "collect_list"}  # kept rows have both types
     )
     kinds = {(row[0], row[1]): sorted(row["collect_list(_change_type)"]) for row in net.collect()}
     assert kinds.pop((3, 3)) == ["delete"]

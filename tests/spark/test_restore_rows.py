@@ -70,7 +70,7 @@ def test_every_version_can_be_restored(table: Table, spark: Any) -> None:
         assert table.version == before + 1
         assert table.rows() == rows
         added, removed = table.actions("add"), table.actions("remove")
-        # A stream must see the rows again, also those of files that the checkpoint lists.
+        # A stream must read the rows again, also from files that the checkpoint lists.
         assert all(action["dataChange"] for action in [*added, *removed])
         (info,) = table.actions("commitInfo")
         assert info["operation"] == "RESTORE"
@@ -90,7 +90,7 @@ def test_columns_and_properties_are_restored(table: Table, spark: Any) -> None:
     spark.sql(f"ALTER TABLE {table.name} ADD COLUMN more STRING")
     table.spark.sql(f"INSERT INTO {table.name} SELECT 7, 'x', 'more'")
     delta = DeltaJvm(spark)
-    # Column mapping is a feature that the version does not have.
+    # The earlier version does not have column mapping.
     assert not delta.restore(str(table.path), version)
     assert delta.restore(str(table.path), mapped)
     assert spark.table(table.name).columns == ["id", "ä"]

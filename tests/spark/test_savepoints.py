@@ -57,7 +57,7 @@ dp.create_auto_cdc_flow(
 def view():
     return spark.read.table("silver").groupBy("id").count()
 """
-# RESTORE takes two seconds for each table.
+# RESTORE takes two seconds per table.
 TOTALS = SOURCE[SOURCE.index("@dp.table\ndef totals") : SOURCE.index("dp.create_streaming_table")]
 SMALL = SOURCE[: SOURCE.index("@dp.table\ndef silver")] + TOTALS
 # Several batches per update, rules that count and that drop rows, a window, both SCD types.
@@ -180,7 +180,7 @@ def test_all_tables_are_restored_and_computed_again(
     project = Project(tmp_path, spark).source(source).add("a.json", before)
     assert project.run().state == "COMPLETED"
     savepoint = _create(project, "first")
-    newest = {"bronze": 0, "silver": 1, "people": 0}  # one without data for late rows
+    newest = {"bronze": 0, "silver": 1, "people": 0}  # plus one batch without data for late rows
     assert newest.items() <= {flow.flow: flow.batch_id for flow in savepoint.flows}.items()
     at_first = _content(project)
     assert len(at_first) == (10 if every_step else 6)
@@ -233,7 +233,7 @@ def test_all_tables_are_restored_and_computed_again(
     assert _content(project) == later
 
     if every_step:
-        # Undo: the state before the restore, in which all rows have been read.
+        # Undo returns to the state before the restore, in which all rows were read.
         project.add("c.json", _rows(1100, 10)).run()
         assert _content(project) != later
         _restore(project, report.undo)
@@ -262,7 +262,7 @@ def _killed_process(folder: Path, kind: str) -> None:
     )
     output = process.communicate(timeout=240)[0].decode(errors="replace")
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # its JVM
+        os.killpg(process.pid, signal.SIGKILL)  # ends the JVM
     assert process.returncode == -signal.SIGKILL, output[-3000:]
 
 
@@ -304,8 +304,8 @@ def test_impossible_savepoints_and_restores_are_refused(small: Project, capsys: 
     assert "has not finished micro-batch 1" in unfinished.message
     migration = project.root / ".penstock" / "state" / "migrate" / "totals"
     migration.mkdir(parents=True)
-    _restore(project, "first", keeps_undo=False)  # the unfinished batch is of the old checkpoint
-    assert not migration.exists()  # it had read rows that are written again
+    _restore(project, "first", keeps_undo=False)  # the old checkpoint has the unfinished batch
+    assert not migration.exists()  # it had read rows that will be replaced
     project.run()
     assert len(project.rows("bronze")) == len([row for row in _rows(0, 110) if row["amount"]])
 
@@ -358,7 +358,7 @@ def into_out():
 """
     )
     project.add("b.json", _rows(100, 50)).run()
-    # As if the sink had no row yet: its flow would continue after the restored rows.
+    # Without rows in the sink, its flow would continue after the restored rows.
     checkpoint = project.commits_folder("into_out")
     (checkpoint / "0").rename(checkpoint / "unfinished")
     behind = _refused(_restore, project, "first", accept_duplicates=True)
@@ -394,7 +394,7 @@ def less():
     assert _content(project) != later
     project.source(bronze + more).run()
     assert _content(project) == later
-    # It is no new flow for a savepoint of the time without its code.
+    # A savepoint without the code of the flow does not make it a new flow.
     project.source(bronze)
     _create(project, "removed")
     project.source(bronze + more).add("n.json", _rows(700, 10), folder="more").run()
@@ -417,12 +417,12 @@ def test_rows_of_a_stream_are_not_added_to_a_restored_view(small: Project):
     _restore(project, "view", keeps_undo=False)
     project.run()
     assert project.rows("mid") == first
-    # The stream that is a view now has rows to read; no update will read them.
+    # The former stream is now a view; it has unread rows that no update will read.
     project.source(bronze + view).add("b.json", _rows(100, 10)).run()
     _restore(project, "view")
     project.source(bronze + stream)
     assert [error.condition for error in project.run().failures] == ["DATASET_KIND_CHANGED"]
-    # The checkpoint of a stream before is not that of the rows of the view.
+    # The checkpoint of the former stream does not belong to the rows of the view.
     project.run(full_refresh=("mid",))
     project.source(bronze + view).run()
     project.source(bronze + stream)
@@ -430,7 +430,7 @@ def test_rows_of_a_stream_are_not_added_to_a_restored_view(small: Project):
     _restore(project, "refused", keeps_undo=False)
     assert project.run().failures == ()
     assert project.rows("mid") == project.rows("bronze")
-    # The rows are of the stream until the first refresh.
+    # The rows belong to the stream until the first refresh.
     project.source(bronze + view)
     _create(project, "declared")
     _restore(project, "declared", keeps_undo=False)

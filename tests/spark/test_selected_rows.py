@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 
 
 class Quarantine:
-    """A quarantine that Spark writes; a struct column can be called as Spark's own is."""
+    """A quarantine that Spark writes; a struct column may have the name of Spark's `_metadata`."""
 
     def __init__(self, spark: Any, root: Path, struct: str, mapping: str) -> None:
         self.spark = spark

@@ -52,7 +52,7 @@ def test_pipelines_run_concurrently_in_one_storage_and_read_tables_by_name(
         monkeypatch.chdir(first.root)
         with pytest.raises(Exception, match="another update writes here"):
             first.run()
-    # Each has its own checkpoints and events, and a flow of the same name is another one.
+    # Each pipeline has separate checkpoints and events, also for flows with the same name.
     for name, flow in (("ingest", "bronze"), ("clean", "silver")):
         home = tmp_path / "lake" / "pipelines" / name
         assert [path.name for path in (home / "checkpoints").iterdir()] == [flow]
@@ -84,7 +84,7 @@ def test_table_of_another_pipeline_is_refused(
         assert [error.condition for error in result.failures] == ["TABLE_OF_ANOTHER_PIPELINE"]
         assert "by pipeline 'owner'" in str(result.failures[0])
     assert owner.rows("bronze", "id") == [(1,)]
-    # A renamed pipeline has other checkpoints: it must not read everything again.
+    # A renamed pipeline has no checkpoints; it must not read all rows again.
     settings = json.loads((owner.root / "penstock.yaml").read_text())
     settings["name"] = "owner's"
     (owner.root / "penstock.yaml").write_text(json.dumps(settings), encoding="utf-8")

@@ -102,7 +102,7 @@ def to_notes():
 
 
 def forget(folder: Path) -> None:
-    """Remove the newest entry of a log of Spark's."""
+    """Remove the newest entry of a log that Spark writes."""
     newest = max((f for f in folder.iterdir() if f.name.isdigit()), key=lambda f: int(f.name))
     newest.unlink()
     newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
@@ -138,14 +138,14 @@ def test_every_sink_writes_rows_and_file_readers_see_no_duplicates(project: Proj
     assert result.state is UpdateState.COMPLETED, result.failures
     for kind in FILES:
         assert ids(project, kind) == [1, 2, 3, 4], kind
-    # Readers that do not use Spark's log also read the rows of the killed attempt.
+    # Readers that ignore Spark's log also read the rows of the killed attempt.
     lines = [
         json.loads(line)["id"]
         for file in (project.root / "out" / "json").glob("*.json")
         for line in file.read_text().splitlines()
     ]
     assert sorted(lines) == [1, 1, 2, 2, 3, 3, 4]
-    # In memory the flow starts over; at least once elsewhere, under the same batch id.
+    # The memory sink starts from the beginning; other sinks write at least once, with the same id.
     assert sorted(row.id for row in project.spark.table("remembered").collect()) == [1, 2, 3, 4]
     written = {file.name: file.read_text() for file in project.root.glob("python-*")}
     assert written == {"python-0": "1,2,3", "python-1": "4"}
@@ -232,7 +232,7 @@ def to_unknown():
         ("delta", "data", "spark.readStream.format('delta').load('data')"),
     ],
 )
-def test_sink_in_a_place_that_its_own_flow_reads_is_refused(project: Project, sink, folder, stream):
+def test_sink_in_a_folder_that_its_flow_reads_is_refused(project: Project, sink, folder, stream):
     project.add("a.json", [{"id": 1}])
     if sink == "delta":
         project.spark.range(1).write.format("delta").save(str(project.root / "data"))

@@ -84,11 +84,11 @@ def test_files_of_a_small_table_are_listed_without_a_query(
     both = spark.sql("SELECT count(*) FROM {other} a JOIN {many} b ON a.id = b.id".format(**tables))
     assert both.first() == (4,)
     assert _indexes(both) == {"BatchFiles$Index", "PreparedDeltaFileIndex"}
-    # Another writer; the plan reads the version at its start.
+    # Another writer commits; the query reads the version at its start.
     later = spark.sql(f"SELECT sum(id) FROM {tables['other']}")
     write_deltalake(tmp_path / "other", pa.table({"id": [7]}), mode="append")
     assert later.first() == (13,)
-    assert _indexes(later) == {"PreparedDeltaFileIndex"}  # Its writer does not count files.
+    assert _indexes(later) == {"PreparedDeltaFileIndex"}  # the other writer does not count files
     spark.sql("INSERT INTO {other} SELECT id FROM {other}".format(**tables))
     commit = tmp_path / "small" / "_delta_log" / f"{1:020}.json"
     content = commit.read_bytes()
@@ -113,7 +113,7 @@ def _indexes(df: DataFrame) -> set[str]:
 
 
 def _read(spark: SparkSession, source: str, folder: Path, *columns: str) -> tuple[list[Any], Any]:
-    """The rows of a stream with its columns, and Spark's query after its last batch."""
+    """Run a stream of these columns; returns its rows and Spark's query after the last batch."""
     rows: list[Any] = []
     stream = spark.readStream.format("delta").load(source)
     if columns:
@@ -221,7 +221,7 @@ def test_statistics_are_those_of_the_batch_that_was_written(
     finally:
         spark.conf.set(TIME_ZONE, before)
     grown = harness.prepare(batch(30).withColumn("text", F.lit("x")), applied)
-    # A split names its columns; without one, the writer goes with its query.
+    # With rules, a new writer has the columns of the new split.
     (harness.writer() if rules else writer).write(grown, 3)
     log = Path(harness.target.path) / "_delta_log"
     lines = [line for file in sorted(log.glob("*.json")) for line in file.read_text().splitlines()]
@@ -290,7 +290,7 @@ def test_checkpoints_of_many_tables_are_not_due_at_the_same_time(
     table = delta.metadata(delta.begin(path)).id
     files = Path(path, "_delta_log").glob("0*.checkpoint.parquet")
     written = sorted(int(file.name[:20]) for file in files)
-    # A table with few commits needs none yet.
+    # A table with few commits needs no checkpoint yet.
     (due,) = (version for version in range(26, 76) if (version + shift(table, 50)) % 50 == 0)
     assert written == [version for version in (due, due + 50) if version <= 76]
     # Delta computes the state of the table in the commit for which a checkpoint is due.
@@ -319,7 +319,7 @@ def test_checkpoints_have_the_files_of_their_version(spark: SparkSession, harnes
         writer.write(spark.range(number, number + 1).coalesce(1), number)
     delta.await_checkpoints(60)
     log = Path(path, "_delta_log")
-    for version in (4, 8):  # the second one is computed from the first
+    for version in (4, 8):  # the second checkpoint is computed from the first
         checkpoint = spark.read.parquet(str(log / f"{version:020d}.checkpoint.parquet"))
         actions = [checkpoint.where(f"{a} IS NOT NULL") for a in ("add", "metaData", "protocol")]
         assert [rows.count() for rows in actions] == [version, 1, 1]
@@ -433,12 +433,12 @@ def test_newest_version_is_known_after_commits_of_other_writers(
     known = delta.snapshot(path)
     assert known.version() == 2
     assert delta.snapshot(path).equals(known)
-    write_deltalake(path, pa.table({"a": [7]}), mode="append")  # as another process
+    write_deltalake(path, pa.table({"a": [7]}), mode="append")  # like another process
     assert delta.version(path) == 3
     assert delta.begin(path, writes=True).snapshot().version() == 3
     write_deltalake(path, pa.table({"a": [8]}), mode="append")
     assert delta.begin(path, writes=True).snapshot().version() == 4
-    # The same number of commits, of another table.
+    # Another table with the same number of commits.
     shutil.rmtree(path)
     assert delta.version(path) == -1
     create("b")

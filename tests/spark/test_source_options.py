@@ -85,7 +85,7 @@ def test_file_source_reads_files_in_order_and_archives_or_deletes_them(spark, tm
     folder.mkdir()
     for number in range(3):
         (folder / f"{number}.json").write_text(f'{{"id": {number}}}\n')
-        # Long ago: Spark's own default would skip the oldest silently.
+        # With Spark's default `maxFileAge`, the oldest files would be skipped silently.
         time = 1_000_000_000 + number * 30 * 86_400
         os.utime(folder / f"{number}.json", (time, time))
 
@@ -94,7 +94,7 @@ def test_file_source_reads_files_in_order_and_archives_or_deletes_them(spark, tm
 
     assert batches(files(), tmp_path / "a") == [[0], [1], [2]]
     assert batches(files(latestFirst="true"), tmp_path / "b") == [[2], [1], [0]]
-    # A file that comes late with an old time.
+    # A file that is added late and has an old timestamp.
     assert batches(files(maxFileAge="7d"), tmp_path / "d") == [[0], [1], [2]]
     late = folder / "late.json"
     late.write_text('{"id": 9}\n')
@@ -102,10 +102,10 @@ def test_file_source_reads_files_in_order_and_archives_or_deletes_them(spark, tm
     assert batches(files(maxFileAge="7d"), tmp_path / "d") == []
     assert batches(files(), tmp_path / "a") == [[9]]
     late.unlink()
-    # A file with a wrong time must not hide those that come after it.
+    # A file with a timestamp in the future must not hide later files.
     wrong = folder / "wrong.json"
     wrong.write_text('{"id": 10}\n')
-    os.utime(wrong, (7_258_118_400, 7_258_118_400))  # 2200
+    os.utime(wrong, (7_258_118_400, 7_258_118_400))  # the year 2200
     assert batches(files(), tmp_path / "a") == [[10]]
     later = folder / "later.json"
     later.write_text('{"id": 11}\n')
@@ -152,7 +152,7 @@ def test_generated_rows_and_sockets_can_be_streamed(spark, tmp_path: Path):
 def _send(server: socket.socket, content: bytes) -> None:
     connection, _ = server.accept()
     connection.sendall(content)
-    connection.recv(1)  # until Spark closes
+    connection.recv(1)  # returns when Spark closes
     connection.close()
 
 
@@ -190,7 +190,7 @@ def test_jdbc_tables_are_read_in_partitions_with_pushdown_and_as_streams(spark, 
     )
     assert [row[0] for row in newer.load().collect()] == [9]
 
-    # As a stream: any database with a driver.
+    # A stream from any database with a driver.
     def opened(options: dict[str, str], position: Position = NOWHERE) -> OpenedSource:
         load = spark.readStream.format("jdbc").load
         read = Read(

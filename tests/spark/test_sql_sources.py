@@ -28,7 +28,7 @@ AS SELECT value AS id, timestamp AS ts, '{"a": 1}' AS body FROM STREAM numbers;
 
 @pytest.fixture
 def analysed(spark, tmp_path: Path, monkeypatch):
-    """Declares files of SQL, and a Python view of a rate source, and analyses them."""
+    """Declares SQL files and a Python view of a rate source, and analyses them."""
     monkeypatch.chdir(tmp_path)
 
     def run(*files: str, **context) -> DataflowGraph:
@@ -267,7 +267,7 @@ BATCH = {
     "json": "SELECT parse_json(body):a::INT AS a, from_json(body, 'a INT').a AS b FROM raw",
     "subquery": "SELECT id FROM raw WHERE id IN (SELECT id FROM LIVE.lookup) AND EXISTS (SELECT 1)",
     "with_shadow": "WITH lookup AS (SELECT 7 AS id) SELECT id FROM lookup",
-    # With the view's own name, which is no cycle.
+    # The name of the view itself, which is no cycle.
     "recursive": "WITH RECURSIVE b_recursive AS (SELECT 1 AS n UNION ALL "
     "SELECT n + 1 FROM b_recursive WHERE n < 3) SELECT n FROM b_recursive",
     "pipe": "FROM raw |> WHERE id > 1 |> SELECT id",

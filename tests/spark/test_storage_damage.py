@@ -1,4 +1,4 @@
-"""Tables, checkpoints and states that lost something between two updates: one damage per flow."""
+"""Tables, checkpoints and states that are damaged between two updates, one damage per flow."""
 
 import contextlib
 import os
@@ -80,7 +80,7 @@ def newest(folder: Path) -> Path:
 
 @dataclass
 class Damaged:
-    """The project, its storage before the damage, and the updates around it."""
+    """The project, its storage before the damage, and the updates before and after it."""
 
     project: Project
     saved: Path
@@ -105,7 +105,7 @@ def damaged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Damaged:
         first = project.run()
         storage, saved = project.root / ".penstock", project.root / "saved"
         shutil.copytree(storage, saved, symlinks=True)
-        # From here on the pipeline has another name: its flows keep the identity of their writers.
+        # The pipeline is renamed: the writers of its flows keep their identity.
         (project.root / "penstock.yaml").write_text("name: renamed\n", encoding="utf-8")
         for flow, damage in _damages(project, storage).items():
             damage(flow)
@@ -120,7 +120,7 @@ def damaged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Damaged:
 
 
 def _forget_snapshots(project: Project) -> None:
-    """As in a new process."""
+    """Clear Delta's cache, like in a new process."""
     project.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
@@ -148,8 +148,8 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         return folder
 
     def plan_torn(flow: str) -> None:
-        # As after a loss of power that took the newest files of the table, of Spark and the note:
-        # the batch runs again.
+        # A power failure has lost the newest files of table, checkpoint and state: the batch runs
+        # again.
         folder = checkpoint(flow)
         (folder / "committed.json").unlink()
         (folder / "commits" / "1").unlink()
@@ -268,7 +268,7 @@ def test_hints_of_the_errors_repair_the_tables(damaged: Damaged):
         assert project.rows(table, "id") == everything, table
     assert project.rows("kept", "id") == [(0,), (1,), (4,)]
     assert project.rows("kept_quarantine", "id") == [(2,), (3,)]
-    # The torn commit was removed: the table is behind its checkpoint.
+    # The truncated commit was removed: the table is behind its checkpoint.
     (error,) = result.failures
     assert error.condition == "TABLE_BEHIND_CHECKPOINT"
     assert "torn is behind" in error.message

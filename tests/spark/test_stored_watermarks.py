@@ -42,7 +42,7 @@ def row(number: int, hour: int, amount: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Two updates; in the second, a row is five hours late."""
+    """Two updates; the second reads a row that is five hours late."""
     project = Project(tmp_path_factory.mktemp("watermarks"), spark).source(SOURCE)
     project.add("a.json", [row(1, 8, 10), row(2, 13, 20)])
     assert project.run().state is UpdateState.COMPLETED

@@ -24,7 +24,7 @@ from penstock._tables.layout import StorageLayout
 def run_survey(
     spark: SparkSession, tmp_path: Path
 ) -> Iterator[Callable[[Callable[[], None]], Survey]]:
-    """Surveys what a function declares."""
+    """Surveys the declarations of a function."""
     assumptions = Assumptions(spark)
 
     def run(declare: Callable[[], None]) -> Survey:
@@ -100,9 +100,9 @@ def test_columns_are_assumed_when_their_sources_are_missing(run_survey, spark: S
     assert {"ordered_at", "customer_id"} <= set(files)
     assert "order_id" in {*files, *known["table main.crm.customers"]}
     (address,) = [s.column_types["address"] for s in result.missing if "address" in s.columns]
-    assert address == "map<string,void>"  # it is read with a field
+    assert address == "map<string,void>"  # the query reads a field
     assert result.analyses["gold"].inputs == {"spark_catalog.default.silver"}
-    assert result.analyses["gold"].text_numbers == ()  # the type of `amount` is not known
+    assert result.analyses["gold"].text_numbers == ()  # the type of `amount` is unknown
 
 
 def test_update_flow_into_a_sink_needs_no_merge_keys(run_survey, spark: SparkSession):

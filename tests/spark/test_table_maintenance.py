@@ -58,7 +58,7 @@ def age_files(path: Path) -> None:
 
 
 def keep_files_for_a_second(project: Project, path: Path) -> None:
-    """Delta refuses time travel beyond that; VACUUM skips a younger table."""
+    """Set the retention to one second; VACUUM skips tables that are younger than the retention."""
     threading.Event().wait(1.0)
     project.spark.sql(
         f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES "
@@ -87,7 +87,7 @@ def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project:
     project.add("a.json", orders(1, -1))
     assert project.run().state is UpdateState.COMPLETED
     first = project.version("bronze")
-    for number in (2, 3):  # by another writer, so that silver lags
+    for number in (2, 3):  # written by another writer, so that silver lags
         write_deltalake(
             str(project.path("bronze")),
             pa.table(
@@ -109,11 +109,11 @@ def test_readers_see_the_same_rows_when_files_are_compacted_and_deleted(project:
     assert maintained(project, "bronze") == [("bronze", "VACUUM", "SKIPPED")]
     skipped = project.log("maintenance_progress")[-1]["details"]["maintenance_progress"]
     reason = "flow silver has not read all versions older than the retention period"
-    assert skipped["reason"] == reason  # the same one while it lags by another number of versions
+    assert skipped["reason"] == reason  # the same message for any number of versions
     assert project.run().state is UpdateState.COMPLETED
     assert project.rows("silver", "amount") == [(1,), (2,), (3,)]
     assert project.rows("gold") == [(5,)]
-    # A reader without backlog does not need them. The version of OPTIMIZE causes no refresh.
+    # Readers without backlog do not need the files. The version of OPTIMIZE causes no refresh.
     assert ("bronze", "VACUUM", "COMPLETED") in maintained(project)
     assert stored_files(project, "bronze") == 1
     assert project.run().state is UpdateState.COMPLETED

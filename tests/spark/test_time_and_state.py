@@ -186,9 +186,9 @@ def test_unbounded_state_is_a_warning_or_an_error(project):
 def test_update_mode_equals_the_batch_result_for_200_arrival_orders(project):
     """200 groups, each with a different arrival order, in one stream.
 
-    Rows of different groups meet in no operator: an aggregation and a merge work by key. So each
-    group is an independent history, and one stream is 200 of them. The watermark is common to all;
-    it is wide enough here, so that nothing is late.
+    No operator combines rows of different groups: aggregations and merges work by key. So each
+    group is an independent history, and one stream tests 200 of them. All groups share the
+    watermark; its delay is long enough that no row is late.
     """
     choose = random.Random(20260101)
     batches: list[list[dict]] = [[] for _ in range(6)]

@@ -1,4 +1,4 @@
-"""Views over the tables of TPC-H: which of them are refreshed incrementally, and their rows."""
+"""Views over the tables of TPC-H: their rows, and which views are refreshed incrementally."""
 
 import re
 
@@ -23,7 +23,7 @@ def test_most_views_of_tpch_are_refreshed_incrementally(spark, tmp_path):
     views = {name: View(spark, query.format(**tables.paths)) for name, query in QUERIES.items()}
 
     def refused() -> dict[str, str]:
-        """Refresh all views; the reasons of those that must be computed completely."""
+        """Refresh all views; returns the reasons for complete refreshes."""
         reasons = {}
         for name, view in views.items():
             try:

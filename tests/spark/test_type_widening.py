@@ -1,4 +1,4 @@
-"""Columns that become wider: with the files of Auto Loader, and with the query of a table."""
+"""Columns are widened for files of Auto Loader and for the query of a table."""
 
 import json
 from decimal import Decimal
@@ -66,7 +66,7 @@ def test_tables_are_widened_like_the_files_after_an_interrupted_update(
     properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{bronze}`").collect()
     assert "delta.enableTypeWidening" not in {row["key"] for row in properties}
 
-    # The schema of the files is wider, the table cannot be widened: as if killed in between.
+    # The schema of the files is wider, but the table is not, as after a kill in between.
     spark.sql(f"ALTER TABLE delta.`{bronze}` ADD CONSTRAINT small CHECK (n < 1000000000000)")
     rows = [{"id": 2, "n": 5_000_000_000, "price": 1234.5}, {"id": -1, "n": 6_000_000_000}]
     project.add("b.json", [*rows, {"id": 3, "n": "none"}], "landing")
@@ -133,7 +133,7 @@ def test_table_is_widened_when_its_property_or_a_setting_allows_it(
     project.source(TABLES.format(table=allowed, kind="decimal(5,2)"))
     project.add("b.json", [{"id": 1, "amount": 3}, {"id": 2, "amount": 400}])
     result = project.run()
-    # The reader has no such property.
+    # The table `reader` does not have the property.
     assert [failure.condition for failure in result.failures] == ["SCHEMA_INCOMPATIBLE"]
     assert "reader" in str(result.failures[0])
     assert "delta.enableTypeWidening" in (result.failures[0].hint or "")
@@ -175,7 +175,7 @@ def test_json_columns_are_widened_for_new_values_at_any_depth(spark, tmp_path):
         ),
     )
     rows = {row["id"]: row for row in stream.run()}
-    # One restart for each row, as columns become wider when a value needs it.
+    # One restart for each row, because columns are widened only when a value needs it.
     assert stream.restarts == ["SCHEMA_EVOLVED"] * 3
     assert wide_types(stream) == {
         **before,
@@ -194,7 +194,7 @@ def test_json_columns_are_widened_for_new_values_at_any_depth(spark, tmp_path):
     assert [item["q"] for item in rows[BIG]["o"]] == [1, BIG]
     assert (rows[3]["price"], rows[BIG]["price"]) == (Decimal("98765.50"), Decimal("12.25"))
 
-    # Types that cannot be widened, and fractions.
+    # Values of types that cannot be widened, and fractions.
     stream.put(
         "c.json",
         lines(

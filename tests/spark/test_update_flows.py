@@ -112,7 +112,7 @@ def order(number: int, amount: int | None, at: str = "00:00:00") -> dict[str, An
 
 @pytest.fixture(scope="module")
 def flows(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """One update of all flows, and a second one of the flows in `TWICE`."""
+    """One update of all flows, and a second update of the flows in `TWICE`."""
     with shared_project(tmp_path_factory.mktemp("flows"), spark) as project:
         project.source(FLOWS.replace('"sink"', f'"{project.root}/sink"'))
         project.add("a.json", [order(1, 5)])
@@ -216,7 +216,7 @@ def failed(
         return project, first, project.run(refresh=("silver", "gold"))
 
 
-def test_the_batch_is_not_written_when_a_fail_rule_breaks(failed: Any):
+def test_the_batch_is_not_written_when_a_fail_rule_is_violated(failed: Any):
     project, result, _ = failed
     assert result.state is UpdateState.FAILED
     (failure,) = result.failures
@@ -227,7 +227,7 @@ def test_the_batch_is_not_written_when_a_fail_rule_breaks(failed: Any):
     assert project.rows("strict") == []
 
 
-def test_other_flows_complete_when_a_fail_rule_breaks(failed: Any):
+def test_other_flows_complete_when_a_fail_rule_is_violated(failed: Any):
     project, result, _ = failed
     assert result.skipped == ("below",)
     assert len(project.rows("other")) == 2

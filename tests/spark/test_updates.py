@@ -1,6 +1,6 @@
 """Whole updates of one pipeline in this process: their effects on tables, events and checkpoints.
 
-The updates follow each other in one project, and each test is about one of them.
+The updates run one after the other in one project, and each test checks one of them.
 """
 
 import json
@@ -125,7 +125,7 @@ def test_rows_flow_to_gold_when_triggered(chain: Chain):
     assert step.rows["gold"] == [(0, 510), (1, 20)]
 
 
-def test_null_breaks_a_rule_and_is_quarantined_with_its_name(chain: Chain):
+def test_null_violates_a_rule_and_is_quarantined_with_its_name(chain: Chain):
     assert chain.steps["first"].quarantined == [(2, ("positive",)), (3, ("positive",))]
     amounts = chain.project.rows("silver", "id", "amount")
     assert amounts == [(0, 10), (1, 20), (4, 500), (10, 2)]
@@ -154,7 +154,7 @@ def test_event_log_has_the_counts_of_all_updates(chain: Chain):
         if event["origin"].get("flow_name") == "silver"
         and event["details"]["flow_progress"].get("data_quality")
     ]
-    # Of the first batch, of the one after "bronze only", and of the two that read everything again.
+    # The first batch, the batch after "bronze only", and two batches that read all rows again.
     assert [quality["dropped_records"] for quality in logged] == [2, 0, 2, 2]
 
 
@@ -218,13 +218,13 @@ def test_tables_downstream_are_marked_before_a_table_is_emptied(
         patch.setattr(StateStore, "mark_reset", crash)
         result = in_project.run(full_refresh=("bronze", "silver"))
     assert result.state is UpdateState.FAILED
-    # With an empty bronze and no mark, silver could not continue.
+    # With an empty bronze and without the mark, silver could not continue.
     assert in_project.run().state is UpdateState.COMPLETED
 
 
 def test_protected_table_is_kept_by_a_full_refresh_of_all_tables(chain: Chain):
     assert chain.steps["first"].ids["kept"] == [70]
-    # Its file is gone by then.
+    # The source file was already deleted.
     assert chain.steps["full refresh"].ids["kept"] == [70]
 
 

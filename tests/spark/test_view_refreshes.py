@@ -64,7 +64,7 @@ class Pipeline:
         self.add("other", [(1, None, 0), (2, None, 0)])
 
     def declare(self, policy: str, more: str = "", **of_view: str) -> None:
-        """Write the views with a policy, some with their own, and `more`."""
+        """Write the views with a policy, or their own policy, and the text `more`."""
         text = VIEWS.format(policy=policy, **self.paths) + more
         for name, own in of_view.items():
             text = text.replace(f"VIEW {name} {policy}", f"VIEW {name} {own}")
@@ -75,7 +75,7 @@ class Pipeline:
         df.write.format("delta").mode("append").save(self.paths[table])
 
     def refresh(self, state: UpdateState = UpdateState.COMPLETED) -> dict[str, str]:
-        """Run an update; the last technique of each view."""
+        """Run an update; returns the last technique of each view."""
         result = self.project.run()
         assert result.state is state, "\n".join(map(str, result.failures))
         self.failures = result.failures
@@ -87,7 +87,7 @@ class Pipeline:
         return techniques
 
     def check(self) -> None:
-        """Every view has the rows of its query, and the quarantine those that were dropped."""
+        """Check that every view has the rows of its query, and the quarantine the dropped rows."""
         database = duckdb.connect()
         for name, path in self.paths.items():
             database.register(name, pyarrow.table(DeltaTable(path).scan()))
@@ -114,7 +114,7 @@ class Pipeline:
 
 @pytest.fixture(scope="module")
 def pipeline(spark, tmp_path_factory):
-    """Its views are up to date at the start of each test."""
+    """A pipeline whose views are up to date at the start of each test."""
     pipeline = Pipeline(tmp_path_factory.mktemp("views"), spark)
     assert set(pipeline.refresh().values()) == {"COMPLETE_RECOMPUTE"}
     pipeline.check()
@@ -122,12 +122,12 @@ def pipeline(spark, tmp_path_factory):
 
 
 def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch):
-    # As in a table that is not rewritten.
+    # Like in a large table, which is not rewritten.
     monkeypatch.setattr("penstock._tables.write.keyed.REWRITE_BYTES", -1)
     assert set(pipeline.refresh().values()) == {"NO_OP"}
     src, other = (f"delta.`{pipeline.paths[name]}`" for name in ("src", "other"))
     pipeline.spark.sql(f"COMMENT ON TABLE {src} IS 'orders'")
-    # No view reads it.
+    # No view reads the new column.
     pipeline.spark.sql(f"ALTER TABLE {src} ADD COLUMN note STRING")
     assert set(pipeline.refresh().values()) == {"NO_OP"}
 
@@ -148,12 +148,12 @@ def test_views_are_updated_by_the_changes_of_their_sources(pipeline, monkeypatch
     assert "over all rows" in pipeline.reasons["whole"]
     assert "the row of its table cannot be replaced" in pipeline.reasons["overall"]
 
-    # A table that is read in a subquery alone.
+    # A table that only a subquery reads.
     pipeline.add("other", [(77, None, 0)])
     assert pipeline.refresh()["known"] == "ROW_BASED"
     pipeline.check()
 
-    # Rows of a join: some have copies, and share their values with rows that stay.
+    # Rows of a join: some have duplicates, or share values with rows that are kept.
     for change, rows, groups in (
         (f"UPDATE {src} SET v = 501 WHERE v = 500", "1 row removed and 1 added", 1),
         (f"DELETE FROM {src} WHERE ts = 11 OR k = 77", "2 rows removed and 0 added", 2),
@@ -202,7 +202,7 @@ def test_a_view_is_recomputed_when_its_changes_are_not_known(spark, pipeline, mo
     assert pipeline.reasons["totals"] == "the table was changed since the last refresh"
     pipeline.check()
 
-    # The rows of a deleted file are not known, and Spark may not say so.
+    # The rows of a deleted file are unknown, and Spark may ignore the missing file.
     settings = pipeline.root / "penstock.yaml"
     ignoring = SETTINGS.replace("{pipe", "{spark.sql.files.ignoreMissingFiles: 'true', pipe")
     settings.write_text(ignoring, encoding="utf-8")
@@ -212,7 +212,7 @@ def test_a_view_is_recomputed_when_its_changes_are_not_known(spark, pipeline, mo
         spark.sql(f"VACUUM delta.`{pipeline.paths['src']}` RETAIN 0 HOURS")
     finally:
         spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
-    # Another table has the newer versions of the path.
+    # The newer versions at this path belong to another table.
     versions = DeltaTable(pipeline.paths["other"]).version() + 2
     shutil.rmtree(pipeline.paths["other"])
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
@@ -255,7 +255,7 @@ def test_changes_of_a_view_by_another_writer_are_seen(spark, pipeline):
         if step == "after_target_commit" and flow == "known":
             spark.sql(f"INSERT INTO delta.`{known}` VALUES (0, 0)")
 
-    pipeline.add("src", [(95, 5, 5)])  # `known` gets no rows, and no commit
+    pipeline.add("src", [(95, 5, 5)])  # no rows and no commit for `known`
     with step_callback(write):
         assert pipeline.refresh()["known"] == "APPEND_ONLY"
     assert pipeline.refresh()["known"] == "COMPLETE_RECOMPUTE"
@@ -281,7 +281,7 @@ def test_refresh_policy_decides_between_techniques_and_errors(pipeline, monkeypa
     assert techniques["clean"] == "APPEND_ONLY"
     assert techniques["totals"] == "COMPLETE_RECOMPUTE"
     assert pipeline.reasons["totals"].startswith("a source changed; a complete refresh takes ")
-    assert techniques["dated"] == "COMPLETE_RECOMPUTE"  # its first refresh
+    assert techniques["dated"] == "COMPLETE_RECOMPUTE"  # the first refresh of the view
     pipeline.check()
 
     pipeline.declare("REFRESH POLICY FULL", dated, whole=strict)
@@ -396,7 +396,7 @@ def test_only_declared_lengths_limit_the_values_of_later_updates(spark, tmp_path
     def update(word, most, words=""):
         spark.sql(f"INSERT INTO {table} SELECT length('{word}'), '{word}', 'c'")
         text = WORDS.format(src=tmp_path / "src", words=words, most=most)
-        if not words:  # new columns, which the writers of streams add
+        if not words:  # writers of streams add new columns
             text = text.replace("SELECT id, word", "SELECT id, word, code", 2)
         (tmp_path / "views.sql").write_text(text, encoding="utf-8")
         return {failure.flow: str(failure) for failure in project.run().failures}
@@ -410,7 +410,7 @@ def test_only_declared_lengths_limit_the_values_of_later_updates(spark, tmp_path
     assert not update("ab", 2, "(id INT, word VARCHAR(2))")
     assert [lengths(name) for name in (*names, "strict")] == [["varchar(2)"]] * 4
     spark.sql(f"ALTER TABLE {table} ALTER COLUMN word TYPE VARCHAR(4)")
-    assert not update("abcd", 4)  # the tables of earlier versions had the lengths of their queries
+    assert not update("abcd", 4)  # removes the lengths that earlier versions stored
     assert [lengths(name) for name in names] == [[]] * 3
     assert lengths("strict") == ["varchar(4)"]
     spark.sql(f"ALTER TABLE {table} ALTER COLUMN word TYPE STRING")

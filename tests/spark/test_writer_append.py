@@ -19,7 +19,7 @@ from penstock.quality.split import parse_failure
 
 
 def orders(spark: SparkSession, rows: int = 100) -> DataFrame:
-    """Every 10th amount is NULL; ids 1-5 have no positive amount; every 20th text is no number."""
+    """Every 10th amount is NULL, ids 1-5 have no positive amount, every 20th text is no number."""
     return spark.range(rows, numPartitions=3).selectExpr(
         "id",
         "IF(id % 10 = 0, NULL, CAST(id - 5 AS DOUBLE)) AS amount",
@@ -116,7 +116,7 @@ def test_quarantined_row_has_its_rules_json_and_source_position(
     assert json.loads(harness.bad().where("id = 10").first()["_row"])["amount"] is None
 
 
-def test_null_and_error_break_a_rule_when_they_share_a_subexpression(
+def test_null_and_error_violate_a_rule_when_they_share_a_subexpression(
     spark: SparkSession, harness: Harness
 ) -> None:
     df = spark.createDataFrame([("1",), ("abc",), (None,), ("300",)], "s string").repartition(2)
@@ -156,7 +156,9 @@ def test_dropped_rows_leave_no_files_when_quarantine_is_off(
     )
 
 
-def test_nothing_is_written_when_a_fail_rule_breaks(spark: SparkSession, harness: Harness) -> None:
+def test_nothing_is_written_when_a_fail_rule_is_violated(
+    spark: SparkSession, harness: Harness
+) -> None:
     df = harness.prepare(orders(spark, 1010), RULES)
     with pytest.raises(Exception, match="PENSTOCK_EXPECTATION_FAILED") as caught:
         harness.writer().write(df, 0)
@@ -197,7 +199,7 @@ HELPERS = ["penstock_dq_0", "_failed_rules", "_row", "_source"]
 
 @pytest.fixture
 def shredding(spark: SparkSession) -> Iterator[None]:
-    """Spark opens files with variants when it knows their fields."""
+    """Let Spark shred variants when it writes files."""
     names = "writeShredding.enabled", "inferShreddingSchema"
     for name in names:
         spark.conf.set(f"spark.sql.variant.{name}", "true")
@@ -248,7 +250,7 @@ def test_files_of_the_target_have_no_column_that_is_null_in_valid_rows(
     assert {tuple(pq.ParquetFile(file).schema_arrow.names) for file in files} == {tuple(columns)}
 
 
-def test_empty_batch_makes_no_commit(spark: SparkSession, harness: Harness) -> None:
+def test_empty_batch_creates_no_commit(spark: SparkSession, harness: Harness) -> None:
     df = harness.prepare(orders(spark), RULES)
     result = harness.writer().write(df.where("false"), 0)
     assert (result.version, result.rows_written) == (None, 0)
@@ -346,7 +348,7 @@ def test_constraints_apply_only_to_clean_rows(spark: SparkSession, harness: Harn
         "id, 1D AS amount, named_struct('a', CAST(NULL AS BIGINT)) AS s",
     ],
 )
-def test_batch_fails_when_a_clean_row_breaks_a_constraint(
+def test_batch_fails_when_a_clean_row_violates_a_constraint(
     spark: SparkSession, harness: Harness, broken: str
 ) -> None:
     df = spark.sql(f"SELECT {broken} FROM range(10)")

@@ -84,7 +84,7 @@ def test_rows_with_the_same_keys_are_replaced_when_the_mode_is_update(
     assert sorted(r.n for r in harness.rows().collect()) == [1, 20, 30, 40]
     assert (result.rows_written, result.rows_quarantined) == (3, 1)
     assert result.rules["small"].failed == 3
-    version = 3 if way is Way.VECTORS else 2  # one commit for the property
+    version = 3 if way is Way.VECTORS else 2  # includes a commit for the property
     assert result.version == version
     again = writer.write(split, 1)
     assert (again.replayed, again.rules, again.version) == (True, result.rules, version)

@@ -149,7 +149,7 @@ def test_commit_fails_when_another_driver_wrote_the_same_batch(
 def test_process_is_killed_exactly_at_the_kill_point(
     tmp_path: Path, point: str, target: int, quarantine: int
 ) -> None:
-    # Without Spark: the writer's own order of steps, around a hook that must be free when unset.
+    # Without Spark: kill points of other flows and batches do not kill the process.
     code = (
         "from penstock._tables.kill_points import kill_point\n"
         f"kill_point('{point}', 'other', 0); kill_point('{point}', 'orders', 1)\n"

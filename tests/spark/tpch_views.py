@@ -1,7 +1,7 @@
-"""The tables of TPC-H with random rows, and its 22 questions as views.
+"""The tables of TPC-H with random rows, and its 22 queries as views.
 
-Without ORDER BY and LIMIT, which have no meaning for a table; the values of conditions are chosen
-so that small tables have rows for them.
+ORDER BY and LIMIT are left out, because they have no meaning for a table. The constants in
+conditions are chosen so that small tables contain matching rows.
 """
 
 import random
@@ -143,7 +143,7 @@ QUERIES = {
 
 
 class TpchTables:
-    """Delta tables below `root`; new rows, and changes of rows, at random."""
+    """Delta tables below `root`, with random new rows and random changes of rows."""
 
     def __init__(self, spark: Any, root: str, seed: int) -> None:
         self.spark, self.pick = spark, random.Random(seed)

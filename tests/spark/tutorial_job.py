@@ -1,11 +1,11 @@
-"""A job as tutorials of structured streaming write them.
+"""A job from tutorials of Structured Streaming.
 
-The code is theirs; servers, topics, paths, offsets, intervals and names of fields are not. What
-else had to change has a comment, and a row in docs/jobs.md.
+Only servers, topics, paths, offsets, intervals and names of fields are changed. Any other change
+has a comment, and a row in docs/jobs.md.
 """
 
-# Five queries: Kafka to a Delta path; the log of checks, quarantine and upsert; Delta to a table;
-# a window; a join of two streams. A listener, and the loop that watches the first query.
+# Five queries: Kafka to a Delta path; a log of checks with quarantine and upsert; Delta to a table;
+# a window; a join of two streams. Also a listener, and a loop that monitors the first query.
 PROGRAM = """
 import json, time
 from datetime import datetime

@@ -89,7 +89,7 @@ class Project:
 
 @contextlib.contextmanager
 def shared_project(root: Path, spark: Any) -> Iterator[Project]:
-    """A project that is updated here, and then read by several tests."""
+    """A project that is updated once and then read by several tests."""
     with contextlib.chdir(root):
         yield Project(root, spark)
 
@@ -127,7 +127,7 @@ class ContinuousRun:
                 if condition():
                     return
             except Exception as error:
-                # The table may not be there yet.
+                # The table may not exist yet.
                 if "PATH_NOT_FOUND" not in str(error) and "DELTA" not in str(error):
                     raise
             deadline.wait(0.25)

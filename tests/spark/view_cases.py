@@ -1,7 +1,7 @@
 """Queries of materialized views, and random changes of the tables that they read.
 
-Column `c` is part of every key, so that one refresh of a view checks as many independent cases as
-it has values.
+Column `c` is part of every key, so one refresh of a view tests as many independent cases as there
+are values of `c`.
 """
 
 import random
@@ -101,9 +101,9 @@ class Tables:
         df.coalesce(1).write.format("delta").mode("append").save(path)
 
     def copy(self, database: duckdb.DuckDBPyConnection) -> dict[str, str]:
-        """Views of the rows that the tables have now, by the names that queries use.
+        """Create views of the current rows of the tables, by the names that queries use.
 
-        They are views of Spark and of the database: an independent oracle.
+        The views are created in Spark and in the database, which is an independent oracle.
         """
         for name in "td":
             rows = arrow_rows(getattr(self, name))
@@ -185,14 +185,14 @@ class Tables:
         )
 
     def _optimize(self) -> None:
-        """By Penstock, as tables of pipelines are, or by Delta."""
+        """Optimize with Penstock, like tables of pipelines, or with Delta."""
         if self.random.random() < 0.5:
             merge_files(self.spark, self.t)
         else:
             self.spark.sql(f"OPTIMIZE delta.`{self.t}`")
 
     def _restore(self) -> None:
-        """Go back by one version or more; removed files are live again."""
+        """Restore an earlier version; removed files are live again."""
         newest = DeltaTable(self.t).version()
         version = max(1, newest - self.random.randint(1, 3))
         if self.random.random() < 0.5:

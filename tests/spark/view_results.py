@@ -16,7 +16,7 @@ MERGES = {"sum": sum, "min": min, "max": max}
 class View:
     """A result in memory, refreshed with the changes that `QueryChanges` computes.
 
-    `over_copies` is the same query over copies of its tables, which `database` has as well.
+    `over_copies` is the same query over copies of its tables, which also exist in `database`.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class View:
         database: duckdb.DuckDBPyConnection | None = None,
     ) -> None:
         self.spark, self.query, self.over_copies = spark, query, over_copies or query
-        # A clause that only Spark has.
+        # Only Spark supports this clause.
         self.database = None if "LATERAL VIEW" in self.over_copies else database
         self.delta = DeltaJvm(spark)
         self.rows = self.computed()
@@ -39,7 +39,7 @@ class View:
         return Counter(map(tuple, self.spark.sql(self.over_copies).collect()))
 
     def refresh(self) -> str:
-        """Apply the changes since the last call; the technique."""
+        """Apply the changes since the last call; returns the technique."""
         df = self.spark.sql(self.query)
         versions = batch_sources(df).versions
         if versions == self.versions:

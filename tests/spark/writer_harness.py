@@ -28,7 +28,7 @@ def rule(name: str, condition: Any, action: str = "drop") -> Expectation:
 
 
 def decision_file(spark: SparkSession, root: Path, app_id: str) -> DecisionFile:
-    """Where the decisions of a writer are recorded."""
+    """The file in which a writer records its decisions."""
     path = root / "checkpoints" / app_id / DECISION_FILE
     return DecisionFile(StorageFiles(spark), str(path))
 
