@@ -22,8 +22,7 @@ _NOBODY = pwd.getpwnam("nobody")
 class DatabaseServer(ABC):
     """A server with a separate data folder.
 
-    Database servers refuse to run as root: then they run as `nobody`, in a folder that `nobody`
-    owns.
+    Servers refuse to run as root: then they run as `nobody`, in a folder that `nobody` owns.
     """
 
     def __init__(self) -> None:

@@ -121,8 +121,7 @@ class Writer:
         if kind == "move" and free:
             live.remove(key)
             live.add(free[0])
-            # A large value that is unchanged is missing in the log, and so in the row of the new
-            # key.
+            # The log does not contain an unchanged large value for the row of the new key.
             changed = [*self._values()[-1:], ("id", str(free[0]))]
         settings = ", ".join(f"{name} = {value}" for name, value in changed)
         return f"UPDATE members SET {settings} WHERE id = {key}"
