@@ -27,13 +27,13 @@ def started(kind: type[DatabaseServer]) -> Iterator[DatabaseServer]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[DatabaseServer]:
-    """One server for all tests of a run; every test makes its own tables."""
+    """One server for all tests of a run; every test creates its own tables."""
     yield from started(PostgresServer)
 
 
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[DatabaseServer]:
-    """One server for all tests of a run; every test makes its own tables."""
+    """One server for all tests of a run; every test creates its own tables."""
     yield from started(MariaDbServer)
 
 

@@ -318,7 +318,7 @@ def test_rows_are_duplicated_when_the_fence_is_switched_off(
     assert tables.query("SELECT id, count(*) FROM unfenced GROUP BY id") == [("1", "2")]
 
 
-def test_values_are_read_as_they_are(spark, server: DatabaseServer, tables: Tables):
+def test_values_are_read_without_changes(spark, server: DatabaseServer, tables: Tables):
     tables.script(
         "CREATE TABLE users (id bigint PRIMARY KEY, `group` varchar(9), at timestamp(6));\n"
         "INSERT INTO users VALUES (1, 'admins', '2024-03-31 01:30:00.123456')"

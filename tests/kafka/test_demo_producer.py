@@ -46,7 +46,7 @@ def test_every_message_is_in_the_log_once_when_the_producer_has_ended(
     assert len({(record.partition, record.offset) for record in records}) == 7000
 
 
-def test_partitions_stay_in_step_with_the_schedule(kafka_broker: BrokerHandle, topic: str) -> None:
+def test_timestamps_of_each_partition_are_in_order(kafka_broker: BrokerHandle, topic: str) -> None:
     servers = kafka_broker.bootstrap_servers
     producer = OrderProducer(servers, topic, OrderStream(run_id="r", rate=2000.0), total=2000)
     producer.start()

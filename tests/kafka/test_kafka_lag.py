@@ -77,7 +77,7 @@ def test_lag_of_each_partition_is_that_of_its_oldest_unread_record(kafka_broker,
     assert shown["penstock_flow_time_to_loss_seconds"] == [3102.0]
     assert measured_lag["retention"] == {topic: {"deletes": True, "seconds": 3600.0, "bytes": None}}
 
-    # A flow that did not run for too long.
+    # A flow that was stopped for too long.
     gone = measured.measure({topic: {"0": 0}})["partitions"][0]
     assert (gone["loss"], gone["lost_records"], gone["seconds_to_loss"]) == ("happened", 1, 0.0)
     assert gone["seconds_behind"] == 499.0

@@ -88,7 +88,7 @@ def test_a_message_that_is_sent_again_has_the_same_id(
     assert sorted(by_id.values()) == sorted((key, value) for key, value, _ in first)
 
 
-def test_the_outbox_example_gives_each_message_once_when_its_batches_are_run_again(
+def test_the_outbox_example_sends_each_message_once_when_its_batches_are_repeated(
     tmp_path: Path, spark, kafka_broker: BrokerHandle, topic: str, monkeypatch
 ):
     root = tmp_path / "example"

@@ -132,7 +132,7 @@ def test_log_listing_requests_only_the_needed_versions(
     assert not any("list-type=2" in path for path in requests)
 
 
-def test_small_files_of_a_checkpoint_are_not_looked_for_as_folders(
+def test_small_files_of_a_checkpoint_need_no_folder_requests(
     proxy: FaultyProxy, session: StoreSession
 ) -> None:
     requests: list[str] = []

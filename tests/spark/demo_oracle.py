@@ -1,8 +1,8 @@
 """A second pipeline in plain Python: the expected rows of the demo's tables from the Kafka log.
 
-It does not depend on Spark, micro-batches or watermarks: it processes all messages together. Of
-several messages with one order, any may be the row, because that depends on the micro-batches;
-everything else must be equal.
+It does not depend on Spark, micro-batches or watermarks: it processes all messages together. If
+several messages have the same order, any of them may be the row, because that depends on the
+micro-batches; everything else must be equal.
 """
 
 import json

@@ -99,7 +99,7 @@ def check(event: dict[str, Any]) -> None:
 
 def check_facets(facets: dict[str, Any]) -> None:
     for name, facet in facets.items():
-        if name == "tags":  # validated by the client itself
+        if name == "tags":  # added by the client itself
             continue
         known = FACETS[name]
         assert urlsplit(facet["_producer"]).scheme

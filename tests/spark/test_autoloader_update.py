@@ -275,7 +275,7 @@ def check_that_changed_files_are_read_again(project: Project) -> list[tuple]:
     put(project, "cut.json.gz", whole[: len(whole) // 2])
     assert project.run().state is UpdateState.COMPLETED
 
-    # Entries of several log files, one of them the newest.
+    # The changed files have entries in several log files, including the newest log file.
     put(project, "d.json", lines({"id": 3, "name": "late"}))
     project.run()
     for name, text in (

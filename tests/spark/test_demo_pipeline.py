@@ -150,7 +150,7 @@ def test_oracle_reports_missing_rows_when_partitions_drift_beyond_the_watermark(
     assert any(line.startswith("order ") and "has 0 rows" in line for line in report), report[:5]
 
 
-def test_unusual_values_give_the_rows_of_the_oracle(kafka: FileKafka) -> None:
+def test_rows_equal_the_oracle_for_unusual_values(kafka: FileKafka) -> None:
     whole = OrderStream(run_id="odd", rate=10.0, start_ms=START_MS)
     good = next(m for m in map(whole.message, range(50)) if m.value.startswith(b'{"order_id"'))
     values = [

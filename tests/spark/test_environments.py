@@ -252,7 +252,7 @@ def test_rows_of_two_targets_are_not_mixed_when_a_source_moves_between_them(shop
     # A full refresh in production while this target streams from it.
     shop.change(("* 3)", "* 2)"))
     shutil.rmtree(shop.root / "prod-out")
-    shop.run("prod", full_refresh_all=True)  # otherwise its sink refuses to write rows again
+    shop.run("prod", full_refresh_all=True)  # needs an empty folder of its sink
     shop.change(("* 2)", "* 3)"))
     assert "SOURCE_ROWS_CHANGED" in {error.condition for error in shop.run().failures}
     shop.build(full_refresh=("silver",))

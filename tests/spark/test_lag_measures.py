@@ -88,7 +88,7 @@ def test_backlog_of_files_and_of_delta_versions_is_measured(
         monkeypatch.setattr(delta_lag, "_MOST_COMMITS", 2)
         many = versions.measure(table, end)
         assert (many["versions"], many["rows"], many["seconds_behind"]) == (3, None, 90.0)
-        for version in (4, 50):  # everything is read; the log was cleaned up or is another one
+        for version in (4, 50):  # all is read; the log was cleaned up or replaced
             read = versions.measure(table, {**end, "reservoirVersion": version, "index": -1})
             assert (read["versions"], read["latest_version"]) == (0, 3), version
         nothing = versions.measure(table, {"strange": 1})

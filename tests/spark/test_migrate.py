@@ -295,7 +295,7 @@ def test_migration_of_a_changed_window_survives_kills_and_flows_continue(
         with pytest.raises(KeyboardInterrupt), _raising_at(QUARANTINED, LEFT):
             migrate_flow(load_settings(project.root), "windows", options)
         assert state.read_text() != before
-    # The quarantine is the old one again, so the migration cannot be resumed.
+    # The old quarantine is restored, so the migration cannot be resumed.
     assert "--abandon ends it" in _run_migrate(capsys, "windows", "--resume", code=2)
     assert _run_migrate(capsys, "windows", "--abandon")["state"] == "abandoned"
     assert state.read_text() == before

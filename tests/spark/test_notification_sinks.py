@@ -132,7 +132,7 @@ def test_values_are_masked_and_shortened_and_all_rows_are_counted(
     }
     assert isinstance(body["rows"][0]["id"], int)
     assert writer.write(df.limit(0), 1).rows == 0
-    assert len(receiver.requests) == 1  # no rows, no message
+    assert len(receiver.requests) == 1  # without rows, no message is sent
     for wrong in ({"mask": "crad"}, {"mask": "customer.crad"}, {"columns": "id,crad"}):
         with pytest.raises(ConnectorError, match="crad"):
             opened(WebhookSink(), {**options, **wrong}, df, tmp_path)

@@ -335,7 +335,7 @@ def test_constants_are_part_of_the_query_text(spark):
         ("spark.sql.mapKeyDedupPolicy", "LAST_WIN"),
     ],
 )
-def test_settings_that_change_the_result_of_a_query(spark, key, value):
+def test_settings_that_change_the_result_of_a_query_are_recorded(spark, key, value):
     before = result_confs(spark.range(1))
     assert len(before) == 2
     spark.conf.set(key, value)

@@ -121,7 +121,7 @@ def test_version_with_deleted_files_is_refused(table: Table, spark: Any) -> None
     assert table.version == newest
 
 
-def test_storage_that_does_not_answer_is_not_taken_for_deleted_files(
+def test_unavailable_storage_is_not_reported_as_deleted_files(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error: Any = OSError("An error occurred while calling o1.commit")

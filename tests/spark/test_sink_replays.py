@@ -1,4 +1,4 @@
-"""Sinks written by functions of users: their rows after a batch ran twice."""
+"""Sinks written as functions by users: their rows after a batch is repeated."""
 
 import pytest
 from update_project import Project

@@ -148,8 +148,7 @@ def _damages(project: Project, storage: Path) -> dict[str, Callable[[str], Any]]
         return folder
 
     def plan_torn(flow: str) -> None:
-        # A power failure has lost the newest files of table, checkpoint and state: the batch runs
-        # again.
+        # A power failure lost the newest files of table, checkpoint and state: repeats the batch.
         folder = checkpoint(flow)
         (folder / "committed.json").unlink()
         (folder / "commits" / "1").unlink()

@@ -237,7 +237,7 @@ def test_rows_are_added_once_when_a_refresh_is_interrupted(pipeline):
         pipeline.check()
 
 
-def test_rows_that_an_interrupted_query_quarantined_do_not_stay(pipeline):
+def test_rows_that_an_interrupted_query_quarantined_are_removed(pipeline):
     path = pipeline.root / "views.sql"
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("v IS NOT NULL", "v > 3"), encoding="utf-8")
@@ -248,7 +248,7 @@ def test_rows_that_an_interrupted_query_quarantined_do_not_stay(pipeline):
     pipeline.check()
 
 
-def test_changes_of_a_view_by_another_writer_are_seen(spark, pipeline):
+def test_changes_of_a_view_by_another_writer_are_detected(spark, pipeline):
     known = pipeline.project.path("known")
 
     def write(step: str, flow: str, batch_id: int | None) -> None:
@@ -259,7 +259,7 @@ def test_changes_of_a_view_by_another_writer_are_seen(spark, pipeline):
     with step_callback(write):
         assert pipeline.refresh()["known"] == "APPEND_ONLY"
     assert pipeline.refresh()["known"] == "COMPLETE_RECOMPUTE"
-    # Another table with the same version.
+    # Another table with the same version at the same path.
     version = DeltaTable(known).version()
     shutil.rmtree(known)
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
