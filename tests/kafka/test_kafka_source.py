@@ -135,7 +135,7 @@ def test_lost_rows_are_reported_and_a_recreated_topic_is_an_error(
     monkeypatch.chdir(tmp_path)
     example = Example("kafka", tmp_path, spark)
     topic, servers = "shop-orders-eu", kafka_broker.bootstrap_servers
-    client = admin(kafka_broker)  # its calls end with it
+    client = admin(kafka_broker)  # pending calls end with the client
 
     def run(strict: str, **options: Any) -> UpdateResult:
         conf = {"shop.bootstrap.servers": servers, "shop.fail.on.data.loss": strict}
@@ -272,7 +272,7 @@ def regions():
 """
     )
     assert project.run().state is UpdateState.COMPLETED
-    client = admin(kafka_broker)  # its calls end with it
+    client = admin(kafka_broker)  # pending calls end with the client
     client.delete_topics(["region-b"])["region-b"].result(30)
     assert project.run().state is UpdateState.COMPLETED
     ensure_topic(servers, "region-b")
@@ -313,7 +313,7 @@ def zones():
     produce(kafka_broker, "zone-b", "b 1", "b 2")
     run.wait_until(lambda: len(project.rows("zones")) == 3)
     run.stop()
-    client = admin(kafka_broker)  # its calls end with it
+    client = admin(kafka_broker)  # pending calls end with the client
     client.delete_topics(["zone-b"])["zone-b"].result(30)
     ensure_topic(servers, "zone-b")
     produce(kafka_broker, "zone-b", "new 1", "new 2", "new 3")
