@@ -12,6 +12,7 @@ Each line of standard input is a JSON list: a call and its arguments.
     after ROOT PATH...          files of a root that come after each path
     late FOLDER                 whether a state file exists if its driver lost the lease
     checkpoint FOLDER           whether an offset exists before and after it is created
+    replaced FILE               content and errors of a file that another driver writes meanwhile
     lease PLAN                  one of two drivers that race for a lease
     overtaken FOLDER STORAGE    the same of an update whose lease is taken over before its batch
     penstock FOLDER ARGUMENT... exit code and output of a command, which uses this session
@@ -21,6 +22,7 @@ The result is a line on standard output.
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -192,6 +194,25 @@ def late(spark: SparkSession, folder: str) -> bool:
     return bool(files.exists(path))
 
 
+def replaced(spark: SparkSession, file: str) -> list[str | None]:
+    """Another driver writes the file after each check of the lease, for a new and an old file."""
+    seen: list[str | None] = []
+    versions = itertools.count()
+
+    def write_theirs(files: StorageFiles) -> None:
+        with mock.patch.object(StorageFiles, "check_lease"):
+            StorageFiles(spark).write(file, f"theirs {next(versions)}")
+
+    for _ in range(2):
+        with mock.patch.object(StorageFiles, "check_lease", write_theirs):
+            try:
+                StorageFiles(spark).write(file, "ours")
+            except Py4JJavaError as error:
+                seen.append(str(error.java_exception.toString()))
+        seen.append(StorageFiles(spark).read(file))
+    return seen
+
+
 def overtaken(spark: SparkSession, folder: str, storage: str) -> tuple[int, str]:
     """The other driver has the lease when the first batch is planned, and has released it."""
     on_batch = RunningQuery.on_batch
@@ -237,6 +258,7 @@ CALLS = {
     "log": log,
     "after": after,
     "late": late,
+    "replaced": replaced,
     "checkpoint": checkpoint,
     "overtaken": overtaken,
     "penstock": penstock,

@@ -92,6 +92,16 @@ def test_driver_without_the_lease_ends_no_state_file(session: StoreSession) -> N
     assert not session("late", f"s3a://{BUCKET}/late")
 
 
+def test_file_that_another_driver_writes_after_the_check_is_not_replaced(
+    session: StoreSession,
+) -> None:
+    first, kept, second, last = session("replaced", f"s3a://{BUCKET}/flow.json")
+    assert kept.startswith("theirs")
+    assert last.startswith("theirs")
+    assert "pre-condition" in first
+    assert "pre-condition" in second
+
+
 def test_driver_without_the_lease_passes_no_batch_to_a_sink(
     server: S3Double, session: StoreSession, tmp_path: Path
 ) -> None:

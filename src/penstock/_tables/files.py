@@ -14,6 +14,7 @@ from penstock._model.paths import local_path as local_path
 from penstock._tables.commits import lines_of
 
 T = TypeVar("T")
+_CHANGED = "RemoteFileChangedException"
 
 
 def commit_file(version: int) -> str:
@@ -56,7 +57,8 @@ class StorageFiles:
     """Reads and replaces small files, on a local disk or through Hadoop's FileSystem.
 
     On a local disk a replacement is atomic (rename). Elsewhere it is one `create(overwrite)`, which
-    is atomic on object stores, but not on HDFS: there a truncated file is treated as absent.
+    is atomic on object stores, but not on HDFS: there a truncated file is treated as absent. On S3,
+    a file that another driver has changed meanwhile is not replaced.
     """
 
     def __init__(self, spark: Any) -> None:
@@ -97,7 +99,11 @@ class StorageFiles:
         return list(dict.fromkeys(str(status.getPath().getName()) for status in entries or ()))
 
     def write(self, uri: str, text: str, *, sync: bool = True) -> None:
-        """Create or replace a file and its parent folders; `sync` calls fsync for a local file."""
+        """Create or replace a file and its parent folders.
+
+        Without `sync`, for files that can be computed again, there is no fsync on a local disk and
+        no condition on S3.
+        """
         path = local_path(uri)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,11 +117,33 @@ class StorageFiles:
             # The checksum of a file that Hadoop wrote does not match the new content.
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
             return
+        for is_last in (False, False, True):
+            try:
+                self._replace(uri, text, is_conditional=sync)
+                return
+            except Py4JJavaError as error:
+                self.check_lease()
+                if self.read(uri) == text:  # the response to the first request was lost
+                    return
+                # Unless another thread of this driver has replaced the file.
+                if is_last or _CHANGED not in str(error.java_exception.getClass().getName()):
+                    raise
+
+    def _replace(self, uri: str, text: str, *, is_conditional: bool) -> None:
         system, remote = hadoop_path(self._spark, uri)
-        self.check_lease()
-        # By default, s3a first lists the path to find out whether it is a folder.
         file = system.createFile(remote).overwrite(True).recursive()
-        stream = file.opt("fs.s3a.create.performance", True).build()
+        # By default, s3a first lists the path to find out whether it is a folder.
+        file.opt("fs.s3a.create.performance", True)
+        if is_conditional and str(system.getScheme()) == "s3a":
+            # Read before the check: a file that another driver writes after a takeover is not
+            # replaced, such as by a request that s3a repeats until the network works again.
+            status = if_exists(lambda: system.getFileStatus(remote))
+            if status is None:
+                file.overwrite(False).must("fs.option.create.conditional.overwrite", True)
+            else:
+                file.must("fs.option.create.conditional.overwrite.etag", status.getEtag())
+        self.check_lease()
+        stream = file.build()
         try:
             stream.write(bytearray(text.encode()))
         finally:
