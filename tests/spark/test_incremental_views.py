@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame
 from stored_rows import merge_files, restore
 from view_cases import SHAPES, D, Tables
 from view_results import View
@@ -190,6 +191,21 @@ def test_queries_are_refused_with_a_reason(spark, tmp_path):
     for query, reason in REFUSED.items():
         with pytest.raises(Py4JJavaError, match=re.escape(reason)):
             DeltaJvm(spark).query_changes(spark.sql(query.format(**paths)), versions).changedKeys(1)
+
+
+def test_rows_that_are_added_after_the_analysis_belong_to_the_next_refresh(spark, tmp_path):
+    table = f"delta.`{tmp_path}/t`"
+    spark.sql(f"CREATE TABLE {table} (k INT) USING delta")
+    delta, query, read = DeltaJvm(spark), f"SELECT k FROM {table}", []
+    since = batch_sources(spark.sql(query)).versions
+    for k in (1, 2):
+        spark.sql(f"INSERT INTO {table} VALUES ({k})")
+        df = spark.sql(query)
+        spark.sql(f"INSERT INTO {table} VALUES ({k * 10})")
+        assert delta.pinned(df).count() == 2 * k - 1
+        read += DataFrame(delta.query_changes(df, since).rows(), spark).collect()
+        since = batch_sources(df).versions
+    assert sorted(row.k for row in read) == [1, 2, 10]
 
 
 def test_the_sources_of_recursive_queries_have_versions(spark, tmp_path):

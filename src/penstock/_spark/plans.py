@@ -344,7 +344,9 @@ def batch_sources(df: DataFrame) -> BatchSources:
         if location is None:
             unversioned = unversioned or f"it reads {kind}, which has no versions"
         elif (index := kind_of(location)).startswith("Tahoe"):
-            path, version = str(location.deltaLog().dataPath().toString()), str(location.version())
+            path = str(location.deltaLog().dataPath().toString())
+            # `location.version()` is the newest version that the `DeltaLog` knows now.
+            version = str(location.snapshotAtAnalysis().version())
             table_ids[path] = str(location.metadata().id())
             paths.append(path)
             # Further columns are those of `_metadata`.

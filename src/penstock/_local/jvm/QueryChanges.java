@@ -303,11 +303,12 @@ public final class QueryChanges {
 
   private static Snapshot snapshot(LogicalPlan leaf) {
     TahoeLogFileIndex index = index(leaf);
-    return index.snapshotAtAnalysis() instanceof Snapshot snapshot
-        ? snapshot
-        : index
-            .deltaLog()
-            .getSnapshotAt(index.version(), Option.empty(), Option.empty(), false);
+    if (index.snapshotAtAnalysis() instanceof Snapshot snapshot) {
+      return snapshot;
+    }
+    // `index.version()` is the newest version that the `DeltaLog` knows now.
+    long version = index.snapshotAtAnalysis().version();
+    return index.deltaLog().getSnapshotAt(version, Option.empty(), Option.empty(), false);
   }
 
   private static LogicalRelation at(LogicalRelation leaf, Snapshot snapshot) {
