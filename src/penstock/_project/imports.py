@@ -265,10 +265,28 @@ class _Loader(SourceFileLoader):
         self._imports = imports
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._imports.known(self.path)
+        return self._imports.known(self.path) or _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         self._imports.execute(self, module)
+
+    def own_values(self, module: ModuleType) -> dict[str, object]:
+        """The values of a module, without its import state and without those of a source."""
+        omitted = {"__builtins__", "__loader__", "__spec__"}
+        omitted.update(k for k, v in self._imports.namespace.items() if vars(module).get(k) is v)
+        return {name: value for name, value in vars(module).items() if name not in omitted}
+
+
+class _Module(ModuleType):
+    """A module of the project.
+
+    A function that uses it by name, as in `rules.clean(x)`, is pickled with the whole module. A
+    loader and a session cannot be pickled.
+    """
+
+    def __reduce__(self) -> tuple[type[ModuleType], tuple[str], dict[str, object]]:
+        assert isinstance(self.__loader__, _Loader)
+        return ModuleType, (self.__name__,), self.__loader__.own_values(self)
 
 
 def module_folders(root: Path, sources: Sequence[Path]) -> list[str]:

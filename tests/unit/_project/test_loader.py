@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -211,16 +212,21 @@ def test_query_function_can_import_while_project_imports_are_open(project):
         flow.function()
 
 
-def test_functions_of_the_project_are_pickled_by_value(project):
+@pytest.mark.parametrize(
+    ("imported", "name"),
+    [("from clean import shout", "shout"), ("import clean", "clean.shout")],
+)
+def test_functions_of_the_project_are_pickled_by_value(project, imported, name):
     project.write("clean.py", "SUFFIX = '!'\ndef shout(text): return text.upper() + SUFFIX\n")
     project.write(
         "a.py",
-        "import dlt\nfrom pyspark import cloudpickle\nfrom clean import shout\n"
-        "def twice(text): return shout(text) * 2\n"
+        f"import dlt\nfrom pyspark import cloudpickle\n{imported}\n"
+        f"def twice(text): return {name}(text) * 2\n"
         "shipped = cloudpickle.dumps(twice)\n"
         "@dlt.table\ndef a(): return shipped\n",
     )
-    shipped = _load(project, "a.py").flows[0].function()
+    # Each source has a session, which cannot be pickled.
+    shipped = _load(project, "clean.py", "a.py", spark=threading.Lock()).flows[0].function()
     program = "import sys, pickle; print(pickle.loads(bytes.fromhex(sys.argv[1]))('x'))"
     worker = subprocess.run(
         [sys.executable, "-c", program, shipped.hex()],
