@@ -187,7 +187,8 @@ EVENTS = "id INT, op STRING, seq INT, name STRING, city STRING"
 
 @dp.temporary_view
 def before():
-    return spark.readStream.schema(EVENTS).json("before")
+    reader = spark.readStream.format("cloudFiles").option("cloudFiles.format", "json")
+    return reader.schema(EVENTS).load("before")
 
 @dp.temporary_view
 def changes():
@@ -209,12 +210,16 @@ dp.create_auto_cdc_flow(
     project.source(source)
     project.add(
         "a.json",
-        [event(1, "I", 0, "Isabel", "Oaxaca"), event(2, "I", 0, "Raul", "Lima")],
+        [
+            event(1, "I", 0, "Isabel", "Oaxaca"),
+            event(2, "I", 0, "Raul", "Lima"),
+            event(3, "I", 0, "Ana", "Quito"),
+        ],
         folder="before",
     )
     project.add("b.json", [event(2, "D", 3), event(1, "U", 2, "Isabel", "Lima")])
     assert project.run().state is UpdateState.COMPLETED
-    expected = [(1, "Isabel", "Lima"), (101, "Isabel", "Oaxaca")]
+    expected = [(1, "Isabel", "Lima"), (101, "Isabel", "Oaxaca"), (3, "Ana", "Quito")]
     assert rows(project, "customers") == expected
     project.add("c.json", [event(9, "I", 0, "Late", "x")], folder="before")
     assert project.run().state is UpdateState.COMPLETED

@@ -75,6 +75,17 @@ class FlowQueries:
             df, evaluation = self.evaluator.evaluate(node.flow, position, is_triggered=is_triggered)
         return self.tables.typed(node, df), evaluation.sources
 
+    def prepare_start(
+        self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str
+    ) -> bool:
+        """Prepare the sources of a streaming query; whether it must be evaluated again."""
+        reasons = [
+            reason for s in sources if (reason := s.prepare_start(checkpoint, sources)) is not None
+        ]
+        for reason in reasons:
+            self.warn(node, f"flow {node.flow.name}: {reason}")
+        return bool(reasons)
+
     def evaluate_flow(self, flow: Flow) -> DataFrame:
         node = replace(self.graph.flows[flow.name], flow=flow)
         df, _ = self.evaluate(node)

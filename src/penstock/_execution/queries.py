@@ -1,7 +1,7 @@
 """Implements the runtime's `Engine` port: runs the steps of an update on Spark."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -174,7 +174,10 @@ class SparkEngine:
             if before is not None:  # otherwise it would read the whole log of its table
                 self._queries.reconcile(node, state)
             dataset = self._graph.datasets[step.target]
+            checkpoint = self._tables.layout.checkpoint_path(step.flow, state.epoch)
             df, opened = self._queries.evaluate(node)
+            if df.isStreaming and self._queries.prepare_start(node, opened, checkpoint):
+                df, opened = self._queries.evaluate(node)
             sources += opened
             node = self._queries.adopt(node, df)
             df = self._queries.confs.bound(df, node)
@@ -189,7 +192,7 @@ class SparkEngine:
             state = replace(state, target_id=self._tables.check_ownership(node, state))
             if writer.df.isStreaming:
                 self._damage.check_checkpoint(node, state)
-                self._stream_once(node, state, writer)
+                self._stream_once(node, state, writer, opened)
             else:
                 self._write(node, writer, writer.df, 0)
             self._state.save_flow(step.flow, replace(state, once_done=True))
@@ -204,15 +207,23 @@ class SparkEngine:
             origin = replace(self._queries.origin(node), batch_id=batch)
             self._context.emit(result.event(origin, "one-time flow", duration_ms=duration))
 
-    def _stream_once(self, node: FlowNode, state: FlowState, writer: BatchWriter) -> None:
+    def _stream_once(
+        self,
+        node: FlowNode,
+        state: FlowState,
+        writer: BatchWriter,
+        sources: Sequence[OpenedSource],
+    ) -> None:
         """Apply the available rows of a streaming view; resumes after a kill."""
         flow = node.flow.name
         self._state.save_flow(flow, state)
+        checkpoint = self._tables.layout.checkpoint_path(flow, state.epoch)
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
+            for source in sources:
+                source.check_batch(checkpoint, batch_id)
             self._write(node, writer, df, batch_id)
 
-        checkpoint = self._tables.layout.checkpoint_path(flow, state.epoch)
         stream: Any = writer.df.writeStream.foreachBatch(on_batch).queryName(flow)
         stream = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
         query = self._queries.start(stream, node)

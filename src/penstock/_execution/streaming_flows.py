@@ -1,6 +1,6 @@
 """Starts the queries of streaming flows, and watches them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ from penstock._tables.read.checkpoint_files import newest_of_checkpoint
 from penstock.errors import PenstockError
 from penstock.sinks.registry import sink_of
 from penstock.sources import checkpoints
-from penstock.sources.base import OpenedSource
 from penstock.sources.flow import distinct
 
 
@@ -91,7 +90,7 @@ class StreamingFlows:
             )
             with self._source.starting(starts):
                 df, sources = evaluate()
-                if self._prepared(node, sources, checkpoint):
+                if self._queries.prepare_start(node, sources, checkpoint):
                     df, sources = evaluate()
             node = self._queries.adopt(node, df)
             topics = _topics_in(step.flow, checkpoint, state)
@@ -236,15 +235,6 @@ class StreamingFlows:
         if wanted != self._queries.state.flow(node.flow.name):
             self._queries.state.save_flow(node.flow.name, wanted)
         return wanted
-
-    def _prepared(self, node: FlowNode, sources: Sequence[OpenedSource], checkpoint: str) -> bool:
-        """Whether the query must be evaluated again after its sources have read its checkpoint."""
-        reasons = [
-            reason for s in sources if (reason := s.prepare_start(checkpoint, sources)) is not None
-        ]
-        for reason in reasons:
-            self._queries.warn(node, f"flow {node.flow.name}: {reason}")
-        return bool(reasons)
 
     def _checked_lease(self, node: FlowNode, error: PenstockError | None) -> PenstockError | None:
         """The error to report: `error`, or the loss of the lease that may have caused it."""
