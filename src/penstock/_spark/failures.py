@@ -57,8 +57,11 @@ LOST_FILE = re.compile(
 _ANSI = re.compile(
     r"\b(?:CAST_INVALID_INPUT|CAST_OVERFLOW|(?:INTERVAL_)?DIVIDED?_BY_ZERO|REMAINDER_BY_ZERO"
     r"|(?:\w+_)?ARITHMETIC_OVERFLOW|INVALID_ARRAY_INDEX(?:_IN_ELEMENT_AT)?|CANNOT_PARSE_TIMESTAMP"
-    r"|NUMERIC_VALUE_OUT_OF_RANGE)\b"
+    r"|NUMERIC_VALUE_OUT_OF_RANGE|DATETIME_FIELD_OUT_OF_BOUNDS)\b"
 )
+# The place of the expression that failed: in the text of SQL, or a line of Python.
+_SQL_EXPRESSION = re.compile(r"== SQL.*==\n(?:.*\n)*?(.*)\n( *)(\^+)")
+_PYTHON_EXPRESSION = re.compile(r'== DataFrame ==\n"\w+" was called from\n(.+):(\d+)')
 # Spark's JDBC reader gets a value that does not fit the type of its column, before the query.
 _JDBC_VALUE = re.compile(
     r"(?s)(?:NUMERIC_VALUE_OUT_OF_RANGE|Bad value for type \w+ :"
@@ -227,6 +230,7 @@ def flow_error(
                 'DECIMAL(38,2)") for greater numbers; STRING fits all values'
             )
         elif _ANSI.search(text):
+            message += _expression(text)
             hint = (
                 f"a value is invalid in the query of {flow.target}: try_cast, "
                 "try_divide, try_add or get() return NULL instead; for the whole query "
@@ -267,6 +271,15 @@ def flow_error(
         origin=flow.origin,
         hint=hint,
     )
+
+
+def _expression(text: str) -> str:
+    """The expression that failed, or its line in Python, if Spark's error has it."""
+    if sql := _SQL_EXPRESSION.search(text):
+        return f" (in `{shown(sql[1][len(sql[2]) :][: len(sql[3])].strip())}`)"
+    if python := _PYTHON_EXPRESSION.search(text):
+        return f" ({Path(python[1]).name}:{python[2]})"
+    return ""
 
 
 def permission_hint(text: str) -> str | None:

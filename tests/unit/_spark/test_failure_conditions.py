@@ -236,6 +236,7 @@ def test_incompatible_checkpoint_is_not_retried(text, condition):
         "BINARY_ARITHMETIC_OVERFLOW",
         "INVALID_ARRAY_INDEX",
         "INVALID_ARRAY_INDEX_IN_ELEMENT_AT",
+        "DATETIME_FIELD_OUT_OF_BOUNDS.WITH_SUGGESTION",
     ],
 )
 def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
@@ -245,6 +246,22 @@ def test_failure_of_ansi_mode_names_the_setting_and_the_flow(condition):
     assert "flow 'f': the query failed in batch 3" in error.message
     assert "invalid in the query of t" in error.hint
     assert "spark.sql.ansi.enabled" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("context", "place"),
+    [
+        (
+            "== SQL (line 3, position 3) ==\n  5/amount AS r FROM `__penstock_3`\n  ^^^^^^^^\n",
+            "(in `5/amount`)",
+        ),
+        ('== DataFrame ==\n"__truediv__" was called from\n/my etl/shop.py:13\n', "(shop.py:13)"),
+    ],
+)
+def test_failure_of_ansi_mode_names_the_expression(context, place):
+    name = "org.apache.spark.SparkArithmeticException"
+    error = flow_error(f"Caused by: {name}: [DIVIDE_BY_ZERO] Division by zero.\n{context}", FLOW)
+    assert error.message.endswith(f"Division by zero. {place}")
 
 
 @pytest.mark.parametrize(
