@@ -7,7 +7,10 @@ import pytest
 from made_events import details
 from update_project import Project
 
+from penstock._check import check_project
 from penstock._observe.events import UpdateState
+from penstock._project.spec import load_settings
+from penstock._update import UpdateOptions, plan_update
 from penstock.errors import DefinitionErrors
 
 pytestmark = pytest.mark.spark
@@ -197,7 +200,6 @@ def clean():
 
 dp.create_sink("own", "delta", {"tableName": "clean"})
 dp.create_sink("twice", "json", {"path": "twice"})
-dp.create_sink("unknown", "parquett", {"path": "unknown"})
 
 @dp.append_flow(target="own")
 def to_own():
@@ -206,17 +208,42 @@ def to_own():
 @dp.append_flow(target="twice")
 def to_twice():
     return rows().select("id", "id")
-
-@dp.append_flow(target="unknown")
-def to_unknown():
-    return rows()
 """
     ).add("a.json", [{"id": 1}])
     failures = {error.condition: str(error) for error in project.run().failures}
     assert "is table spark_catalog.default.clean" in failures["SINK_OPTION_REFUSED"]
     assert "two columns of the query are named id" in failures["SINK_SCHEMA_INCOMPATIBLE"]
-    assert "Spark has no format 'parquett'" in failures["SINK_FORMAT_NOT_SUPPORTED"]
     assert project.rows("clean", "id") == [(1,)]
+
+
+def test_sink_of_an_unknown_format_is_refused_by_the_analysis(project: Project):
+    project.source(
+        """
+from pyspark.sql.datasource import DataSource
+
+
+class Paper(DataSource):
+    @classmethod
+    def name(cls):
+        return "paper"
+
+
+spark.dataSource.register(Paper)
+for format in ("paper", "rate", "parquett", "com.acme.Sink"):
+    name = format.replace(".", "_")
+    dp.create_sink(name, format, {"path": "x"})
+    dp.append_flow(target=name, name=f"to_{name}")(rows)
+"""
+    )
+    settings = load_settings(project.root)
+    with pytest.raises(DefinitionErrors) as caught:
+        plan_update(settings, UpdateOptions())
+    near, other = caught.value.errors
+    assert "did you mean 'parquet'?" in str(near)
+    assert "add its jar" in str(other)
+    # On a machine for checks, the jar may be missing.
+    (refused,) = check_project(settings).refused
+    assert refused.condition == "SINK_FORMAT_NOT_SUPPORTED" and "parquett" in refused.message
 
 
 @pytest.mark.parametrize(

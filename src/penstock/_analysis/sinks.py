@@ -12,10 +12,12 @@ from penstock._graph.index import DefinitionIndex
 from penstock._model.dataset import Sink
 from penstock._model.flow import OutputMode
 from penstock._model.paths import local_path, path_key
+from penstock._model.similar import nearest
 from penstock._spark import plans
+from penstock._spark.session import has_format
 from penstock.errors import ConnectorError, PenstockError
 from penstock.sinks.base import option
-from penstock.sinks.registry import sink_of
+from penstock.sinks.registry import sink_formats, sink_of
 from penstock.sources.base import OpenedSource
 
 
@@ -46,6 +48,17 @@ def checked_options(
 ) -> dict[str, str]:
     """The options of a sink for its writer, checked against a query."""
     system = sink_of(sink.format)
+    if not system.formats and not has_format(df.sparkSession, sink.format):
+        near = nearest(sink.format, sink_formats())
+        if near is not None or context.assumptions is None:  # its jar may be missing here
+            raise ConnectorError(
+                "SINK_FORMAT_NOT_SUPPORTED",
+                f"sink {sink.name!r}: Spark has no format {sink.format!r}",
+                hint=f"did you mean {near!r}?"
+                if near is not None
+                else "correct the format; or add its jar to `spark.jars.packages`, or register its "
+                "Python data source in a source file",
+            )
     options = system.map_options(context.resolved(sink.options), context.map_path)
     options = system.check_options(options)
     system.check_query(options, column_types(df), mode)

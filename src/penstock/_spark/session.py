@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -304,6 +305,17 @@ def _same_interrupt_handler() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
+
+
+def has_format(spark: SparkSession, name: str) -> bool:
+    """Whether Spark has a data source: its own, of a jar, or a registered Python data source."""
+    jvm: Any = spark._jvm
+    sources = jvm.org.apache.spark.sql.execution.datasources.DataSource
+    try:
+        sources.lookupDataSource(name, spark._jsparkSession.sessionState().conf())
+    except Py4JJavaError:
+        return False
+    return True
 
 
 def jvm_log(spark: SparkSession) -> SparkLog | None:

@@ -1,6 +1,6 @@
 """The registry of built-in sinks and of sinks from other packages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from penstock._model.plugins import by_format
@@ -35,6 +35,11 @@ _BUILT_IN: tuple[Sink, ...] = (
 def sink_of(sink_format: str) -> Sink:
     """The sink for a format, case-insensitive; `SparkSink` for an unknown format."""
     return _sinks().get(sink_format.lower()) or _SPARK
+
+
+def sink_formats() -> Iterable[str]:
+    """The formats that are not only Spark's, in lower case."""
+    return _sinks()
 
 
 @cache
