@@ -193,10 +193,12 @@ def create_table(
         withdraw()
         template.declare(applied, function)
 
-    return decorator(arguments, None, declare)
+    empty_or_decorator = decorator(arguments, None, declare)
+    arguments.registry.unapplied.pop(arguments)  # the call alone declares an empty table
+    return empty_or_decorator
 
 
-view = temporary_view
-create_view = temporary_view
+view = aliased("view", temporary_view)
+create_view = aliased("create_view", temporary_view)
 create_target_table = aliased("create_target_table", create_streaming_table)
 create_streaming_live_table = aliased("create_streaming_live_table", create_streaming_table)

@@ -21,6 +21,7 @@ def decorator(call: Arguments, query_function: object, declare: Declare) -> Call
     """
 
     def decorate(function: Any) -> Any:
+        call.registry.unapplied.pop(call, None)
         arguments = Arguments(call.function)  # its origin is the line where it is applied
         if callable(function):
             declare(arguments, function)
@@ -29,6 +30,7 @@ def decorator(call: Arguments, query_function: object, declare: Declare) -> Call
         return function
 
     if query_function is None:
+        call.registry.unapplied[call] = f"{call.origin}: `{call.function}`"
         return decorate
     if not callable(query_function):
         _not_callable(call, query_function)

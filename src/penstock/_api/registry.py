@@ -33,6 +33,8 @@ class Registry:
         self._flows: list[Flow] = []
         self._hooks: list[EventHook] = []
         self._errors: list[PenstockError] = []
+        self.unapplied: dict[object, str] = {}
+        """Calls of decorators that were not applied to a function yet, with their text."""
         # Keyed by identity: a query function may be a callable that is not hashable. The history
         # references the function, so that its id is not reused.
         self._histories: dict[int, FunctionHistory] = {}
@@ -154,6 +156,11 @@ class Registry:
             sinks=tuple(self._sinks),
             flows=tuple(self._flows),
             hooks=tuple(self._hooks),
+            warnings=tuple(
+                f"{call} was not applied to a function, so it declares nothing: write `@` before "
+                "it, and the function below it"
+                for call in self.unapplied.values()
+            ),
         )
 
     def _history(self, function: Callable[..., Any]) -> FunctionHistory:

@@ -211,7 +211,10 @@ def _assemble(
         for name in names
     }
     return DataflowGraph(
-        datasets=MappingProxyType(datasets), flows=MappingProxyType(flows), sinks=index.sinks
+        datasets=MappingProxyType(datasets),
+        flows=MappingProxyType(flows),
+        sinks=index.sinks,
+        warnings=index.warnings,
     )
 
 

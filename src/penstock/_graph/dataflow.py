@@ -85,6 +85,7 @@ class DataflowGraph:
     datasets: Mapping[str, DatasetNode]
     flows: Mapping[str, FlowNode]
     sinks: Mapping[str, Sink]
+    warnings: tuple[str, ...] = ()
     deferred: Deferred | None = None
 
     def stored(self) -> tuple[DatasetNode, ...]:

@@ -32,8 +32,8 @@ class DefinitionIndex:
     """Declarations keyed by canonical name, in the order of declaration.
 
     The flow of a dataset decorator has the dataset's display name; `flow_targets` are dataset keys
-    or sink names. `errors` are found without calling query functions; `notes` are sentences for the
-    user.
+    or sink names. `errors` are found without calling query functions; `notes` and `warnings` are
+    sentences for the user.
     """
 
     datasets: Mapping[str, DeclaredDataset]
@@ -44,6 +44,7 @@ class DefinitionIndex:
     schema: str
     errors: tuple[PenstockError, ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def find(
         self, text: str, *, catalog: str | None = None, schema: str | None = None

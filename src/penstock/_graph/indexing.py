@@ -34,6 +34,7 @@ class _Indexing:
         self._settings = settings
         self._errors: list[PenstockError] = []
         self._notes = list(settings.notes)
+        self._warnings = definition.warnings
         self._names: dict[str, tuple[DatasetName, Dataset]] = {}
         self._sinks: dict[str, Sink] = {}
         paths = PathMap(settings.paths)
@@ -98,6 +99,7 @@ class _Indexing:
             schema=settings.schema,
             errors=tuple(self._errors),
             notes=tuple(self._notes),
+            warnings=self._warnings,
         )
 
     def _placed(self, dataset: Dataset, paths: PathMap) -> Dataset:

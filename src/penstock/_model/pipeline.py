@@ -200,3 +200,4 @@ class PipelineDefinition:
     sinks: tuple[Sink, ...] = ()
     flows: tuple[Flow, ...] = ()
     hooks: tuple[EventHook, ...] = ()
+    warnings: tuple[str, ...] = ()

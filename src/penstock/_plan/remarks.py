@@ -5,12 +5,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from penstock._graph.dataflow import DataflowGraph
 from penstock._graph.index import taken_for
 from penstock._model.dataset import DatasetKind
+from penstock._model.similar import nearest
 from penstock._model.table_properties import is_tuning
 from penstock._model.trigger import TriggerKind
-from penstock._plan.settings import GROWING_STATE, growing_state_action
+from penstock._plan.maintenance import MANAGED, Z_ORDER
+from penstock._plan.settings import (
+    FLOW_RETRIES,
+    GROWING_STATE,
+    RESET_ALLOWED,
+    TOMBSTONES,
+    UPDATE_RETRIES,
+    WIDENING,
+    growing_state_action,
+)
 from penstock._plan.steps import RunStep, StartFlow
-from penstock._plan.triggers import declared_trigger
+from penstock._plan.triggers import INTERVAL, TRIGGER, declared_trigger
 from penstock.errors import PlanError
+
+_SETTINGS = (
+    *(RESET_ALLOWED, WIDENING, *FLOW_RETRIES, UPDATE_RETRIES, GROWING_STATE, *TOMBSTONES),
+    *(TRIGGER, INTERVAL, MANAGED, Z_ORDER),
+    *("pipelines.incompatibleViewCheck.enabled", "penstock.lease.duration"),
+)
 
 
 def notes_on(graph: DataflowGraph) -> Iterator[str]:
@@ -43,6 +59,8 @@ def warnings_on(
     Raises:
         PlanError: `STATE_GROWS`: State grows without bound where that is not allowed.
     """
+    yield from graph.warnings
+    yield from _similar_settings(graph, conf)
     yield from () if graph.deferred is None else graph.deferred.warnings
     names = (pair for flow in graph.flows.values() for pair in flow.analysis.taken_for)
     yield from (taken_for(text, name) for text, name in dict.fromkeys(names))
@@ -95,6 +113,17 @@ def _of_queries(graph: DataflowGraph) -> Iterator[str]:
                 f"no file in {folder} matches the pathGlobFilter {pattern!r}: {node.flow.name} has "
                 "nothing to read until one does; the filter applies to the file name, not the path"
             )
+
+
+def _similar_settings(graph: DataflowGraph, conf: Mapping[str, str]) -> Iterator[str]:
+    """Settings that have no effect because their name is misspelt. Names of users are allowed."""
+    places = [conf, *(node.flow.spark_conf for node in graph.flows.values())]
+    for table in graph.datasets.values():
+        places += [table.declared.spark_conf, table.declared.table_properties]
+    for key in dict.fromkeys(key for place in places for key in place):
+        near = nearest(key, _SETTINGS, cutoff=0.9)
+        if near is not None and near.lower() != key.lower():
+            yield f"the setting `{key}` is unknown and has no effect; did you mean `{near}`?"
 
 
 def _tuning_properties(graph: DataflowGraph) -> Iterator[str]:

@@ -27,6 +27,25 @@ def test_declaration_is_refused_after_the_files_were_loaded():
         late(lambda: None)
 
 
+def test_decorator_that_was_not_applied_to_a_function_is_a_warning():
+    with registration(Registry()) as registry:
+        dp.view(name="lost")
+        dp.table(comment="x")(lambda: None)
+        dp.create_table(name="empty")
+        expect = dp.expect("lost too", "x > 1")
+        kept = dp.expect("kept", "x > 1")
+
+        @kept
+        @dp.table
+        def orders(): ...
+
+        lost_view, lost_rule = registry.declared().warnings
+        assert ": `view` was not applied to a function" in lost_view
+        assert ": `expect` was not applied to a function" in lost_rule
+        expect(orders)
+    assert registry.declared().warnings == (lost_view,)
+
+
 def test_registry_is_not_active_in_another_thread():
     conditions = []
 

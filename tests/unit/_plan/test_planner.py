@@ -500,6 +500,17 @@ def test_warning_explains_that_trigger_once_runs_as_available_now(draft):
     assert "availableNow" in warning
 
 
+def test_warning_names_the_setting_that_a_misspelt_one_is_similar_to(draft):
+    draft.table("a", spark_conf={"pipelines.triger": "once"}, table_properties={"pipelines.x": "1"})
+    draft.table("b", table_properties={"pipelines.reset.alowed": "false"})
+    plan = plan_of(draft, {"penstock.lease.duration": "1 minute", "penstock.growing": "allow"})
+    assert [text.partition(" is unknown")[0] for text in plan.warnings] == [
+        "the setting `pipelines.triger`",
+        "the setting `pipelines.reset.alowed`",
+    ]
+    assert "did you mean `pipelines.trigger`?" in plan.warnings[0]
+
+
 # -- not supported by Delta ---------------------------------------------------------------------
 
 
