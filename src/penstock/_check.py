@@ -24,6 +24,7 @@ from penstock._plan.planner import PlanOptions, make_plan
 from penstock._project.databricks.stand_ins import stand_ins
 from penstock._project.loader import LoadedSources, empty_pipeline, load_sources
 from penstock._project.needs import ProjectNeeds, needs
+from penstock._project.user_code import misspells_dlt
 from penstock.errors import DefinitionErrors, PenstockError
 
 _TABLE = "table "
@@ -98,7 +99,10 @@ def check_project(
     """
     os.chdir(settings.root)  # origins are relative to it
     needed = needs(settings)
-    absent = {need.name: need.origin.file for need in needed.imports}
+    # A misspelt `dlt` is an error, not a package that is missing here.
+    absent = {
+        need.name: need.origin.file for need in needed.imports if not misspells_dlt(need.name)
+    }
     with opened_project(settings, absent, assuming=needed.files_that_assume()) as opened:
         survey = opened.survey
         refused, unsure = opened.problems()
@@ -178,7 +182,7 @@ class OpenedProject:
             if name != source and self._declared(name):
                 yield (
                     f"a source file reads dataset {name!r} of this pipeline while it is loaded: "
-                    "before the first update it has no rows"
+                    "it does not exist before the first update; read it inside of a query function"
                 )
 
     def _declared(self, name: str) -> bool:

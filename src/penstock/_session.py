@@ -70,6 +70,8 @@ def open_session(
         return
     require_supported_pair()
     require_java()
+    if local_path(settings.storage) is None:
+        lease_seconds(settings.configuration)  # fails before Spark starts
     stores = list(_store_jar_sets(settings))
     if stores:
         require_spark("4.2", f"storage on {stores[0]}")  # Hadoop 3.5

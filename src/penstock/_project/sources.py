@@ -31,6 +31,12 @@ _API_IMPORT = re.compile(
 )
 # A mistyped import in a file that is not valid Python must not hide its datasets.
 _API_USE = re.compile(r"^(?:@(?:dlt|dp)\.\w|(?:dlt|dp)\.create_)", re.MULTILINE)
+# An import of the API under a misspelt name, in a file that uses its decorators.
+_MISSPELT_IMPORT = re.compile(
+    r"^(?:import\s+(?!dlt\b)[dlt]{2,4}\b|from\s+pyspark\s+import\s+pipe\w+)"
+    r"[\s\S]*^@\w+\.(?:table|view|materialized_view|temporary_view|append_flow|expect\w*)\b",
+    re.MULTILINE,
+)
 _DLT_IMPORT = re.compile(r"^\s*(?:import|from)\s+dlt\b", re.MULTILINE)
 _OWN_IMPORT = re.compile(r"^\s*(?:import|from)\s+penstock\b", re.MULTILINE)
 _MAIN = re.compile(r"""^if\s+__name__\s*==\s*['"]__main__['"]""", re.MULTILINE)
@@ -159,7 +165,8 @@ def _declares(path: Path) -> bool:
 def declares(cells: Sequence[Cell]) -> bool:
     """Whether cells of a file import the declarative API, or have SQL that creates a dataset.
 
-    A file that uses the API and is not valid Python counts, too: loading it reports the error.
+    A file that uses the API and is not valid Python, or that misspells its import, counts, too:
+    loading it reports the error.
 
     A view is a dataset unless the file starts streaming queries: it is then the job's own.
     """
@@ -176,6 +183,8 @@ def declares(cells: Sequence[Cell]) -> bool:
 
 
 def _is_broken_use(text: str) -> bool:
+    if _MISSPELT_IMPORT.search(text) is not None:
+        return True
     if _API_USE.search(text) is None:
         return False
     try:

@@ -1,5 +1,7 @@
 """Exceptions in the user's files, as errors that name the user's line."""
 
+import re
+import sys
 import traceback
 from collections.abc import Collection
 from pathlib import Path
@@ -8,11 +10,12 @@ from types import TracebackType
 from penstock._model.exception_text import first_line
 from penstock._model.origin import SourceLocation, is_ours, source_location
 from penstock._model.paths import MISSING_PATH_HINT
-from penstock._model.similar import attribute_hint
+from penstock._model.similar import attribute_hint, suggested
 from penstock._observe.masking import shown
 from penstock._project.databricks.notebook import file_of_cell
 from penstock.errors import UserCodeError
 
+_NO_NAME = re.compile(r"cannot import name '(\w+)' from '([\w.]+)' \(")
 _MACHINERY = "<frozen importlib"
 _LONGEST = 400
 _OF_SOURCES = ("spark", "sc", "sqlContext", "dbutils", "display", "displayHTML", "getArgument")
@@ -51,6 +54,11 @@ def user_code_error(
     return result
 
 
+def misspells_dlt(module: str) -> bool:
+    """Whether the name of a module that does not exist is `dlt` with a mistake."""
+    return re.fullmatch("[dlt]{2,4}", module) is not None
+
+
 def _hint(error: BaseException, root: str, missing_packages: Collection[str]) -> str | None:
     if isinstance(error, ImportError) and str(error.name).startswith("databricks"):
         return "without a package, only `databricks.sdk.runtime` and `databricks.connect` exist"
@@ -67,9 +75,17 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
                 "a `%pip` cell requires packages that are not installed: "
                 f"`pip install {' '.join(missing_packages)}`"
             )
+        if misspells_dlt(str(error.name)):
+            return "did you mean `dlt`?"
         return (
             f"modules are imported from {root}, from the folder of the source file, and from "
             "installed packages"
+        )
+    if "[TABLE_OR_VIEW_NOT_FOUND]" in str(error):
+        return (
+            "a table of the pipeline that does not exist yet can be read inside of query functions "
+            "only: move the read into the function that uses it; map other tables under `tables` "
+            "in the settings"
         )
     if isinstance(error, FileNotFoundError):
         return MISSING_PATH_HINT
@@ -83,6 +99,10 @@ def _hint(error: BaseException, root: str, missing_packages: Collection[str]) ->
             f"`{error.name}` is defined in source files only; in a module that they import, use "
             f"`from databricks.sdk.runtime import {error.name}`"
         )
+    missing = _NO_NAME.match(str(error))
+    if missing and (module := sys.modules.get(missing[2])):
+        submodules = (name.removeprefix(f"{missing[2]}.") for name in sys.modules)
+        return suggested(missing[1], [*dir(module), *submodules])
     of_ipython = ("get_ipython", "user_ns")
     if isinstance(error, NameError | AttributeError) and error.name in of_ipython:
         return _NO_NOTEBOOK

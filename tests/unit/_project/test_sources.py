@@ -142,7 +142,10 @@ def test_file_with_a_mistyped_import_is_found(project):
     project.write("c.py", "form pyspark import pipelines as dp\n\ndp.create_sink('s', 'console')\n")
     project.write("run_by_a.py", "@dlt.table\ndef d(): ...\n")
     project.write("unrelated.py", "print 1\n")
-    assert _sources(project) == ["orders/a.py", "orders/b.py", "orders/c.py"]
+    project.write("d.py", "import dtl\n\n@dtl.table\ndef e(): ...\n")
+    project.write("e.py", "from pyspark import pipeline as dp\n\n@dp.table\ndef e(): ...\n")
+    project.write("other.py", "import tld\n\n@tld.cache\ndef f(): ...\n")
+    assert _sources(project) == [f"orders/{name}.py" for name in "abcde"]
 
 
 def test_error_has_a_hint_when_the_folder_has_no_pipeline(project):
