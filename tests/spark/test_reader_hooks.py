@@ -604,6 +604,8 @@ def test_failures_of_the_jvm_are_errors_of_the_query(world: World, spark: SparkS
         lambda: spark.read.format("absent").load(): "find the data source: absent",
         lambda: spark.read.option("pathGlobFilter", "[a").text("."): "Illegal file pattern",
         lambda: spark.readStream.json("."): "Schema must be specified",
+        lambda: spark.readStream.text(".").count(): "streaming sources must be executed",
+        lambda: spark.readStream.text(".").write: "can not be called on streaming",
     }
     hints = []
     for function, message in wrong.items():
@@ -611,9 +613,24 @@ def test_failures_of_the_jvm_are_errors_of_the_query(world: World, spark: SparkS
             world.evaluate(function)
         assert error.value.condition == "QUERY_INVALID"
         hints.append(error.value.hint or "")
-    assert ["spark.jars" in hint for hint in hints] == [False, True, False, False]
+    assert ["spark.jars" in hint for hint in hints] == [False, True, *[False] * 4]
     assert "option pathGlobFilter" in hints[2]
     assert "which infers them" in hints[3]
+    assert all("does not collect, count, show or write" in hint for hint in hints[4:])
+
+
+def test_table_of_another_catalog_is_not_reported_as_a_function(world: World, spark: SparkSession):
+    for condition, query in (
+        ("DATASET_NOT_FOUND", "SELECT * FROM main.sales.orders"),
+        ("FUNCTION_NOT_FOUND", "SELECT main.sales.net(1)"),
+        ("FUNCTION_NOT_FOUND", "SELECT * FROM main.sales.days(1)"),
+    ):
+        with pytest.raises(DefinitionError, match=r"'main\.sales\.\w+'") as error:
+            world.evaluate(lambda query=query: spark.sql(query))
+        assert error.value.condition == condition
+    with pytest.raises(DefinitionError, match=r"reads 'main\.sales\.orders'") as error:
+        world.evaluate(lambda: spark.read.table("main.sales.orders"))
+    assert "map it under `tables`" in (error.value.hint or "")
 
 
 def test_ansi_mode_is_off_only_for_the_query_that_needs_it(world: World, spark: SparkSession):

@@ -21,6 +21,7 @@ from penstock._spark.call_sites import user_columns
 from penstock._spark.failures import BUCKET_HINT, NO_BUCKET, permission_hint
 from penstock.errors import DefinitionError, PenstockError, UserCodeError
 
+_THREE_PARTS = "REQUIRES_SINGLE_PART_NAMESPACE"
 _PLATFORM_FUNCTION = re.compile(r"(?i)(?:^|[`.])(?:ai_\w+|vector_search|http_request)`?$")
 
 _HINTS = {
@@ -29,6 +30,9 @@ _HINTS = {
     "option `driver`",
     "Illegal file pattern": "correct the wildcards of the path, or of option pathGlobFilter: `[` "
     "needs a `]`, and `{` a `}`; a backslash before them makes them plain characters",
+    "must be executed with writeStream|CALL_ON_STREAMING_DATASET_UNSUPPORTED": "return the "
+    "DataFrame itself: a query function does not collect, count, show or write the rows of a "
+    "stream; a sink with an `append_flow` writes them to another system",
     "Schema must be specified when creating a streaming source": "declare its columns with "
     '.schema("id BIGINT, ..."), or use .format("cloudFiles"), which infers them',
 }
@@ -87,7 +91,11 @@ def query_error(
             origin=origin,
             hint="call a model from a pandas UDF instead",
         )
-    if condition in ("UNRESOLVED_ROUTINE", "REQUIRES_SINGLE_PART_NAMESPACE") and function:
+    # Spark has the same error for a table and a function whose name has three parts.
+    is_table = condition in NO_TABLE and "asTableIdentifier" in str(
+        getattr(error, "_stackTrace", "")
+    )
+    if condition in ("UNRESOLVED_ROUTINE", _THREE_PARTS) and function and not is_table:
         name = function.replace("`", "")
         close = similar.nearest(name, functions.__all__, cutoff=0.8)
         return DefinitionError(
@@ -100,7 +108,7 @@ def query_error(
             "a function under a one-part name with spark.udf.register in a source file",
         )
     if condition in NO_TABLE:
-        keys = ("relationName", "schemaName", "namespace", "tableName")
+        keys = ("relationName", "schemaName", "namespace", "tableName", "identifier")
         known = next((parameters[key] for key in keys if key in parameters), None)
         name = shown(first_line(error)) if known is None else known.replace("`", "")
         near = nearest(name)

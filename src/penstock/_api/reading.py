@@ -60,12 +60,12 @@ def read(name: str) -> "DataFrame":
     Raises:
         DefinitionError: Called anywhere else.
     """
-    return _current("read").read(name)
+    return _current("read", name).read(name)
 
 
 def read_stream(name: str) -> "DataFrame":
     """Return a dataset of the pipeline as a streaming DataFrame; else as `read`."""
-    return _current("read_stream").read_stream(name)
+    return _current("read_stream", name).read_stream(name)
 
 
 readStream = read_stream
@@ -82,10 +82,10 @@ def query(text: str, *, catalog: str | None = None, schema: str | None = None) -
     Raises:
         DefinitionError: Called outside of a query function.
     """
-    return _current("query").query(text, catalog=catalog, schema=schema)
+    return _current("query", text).query(text, catalog=catalog, schema=schema)
 
 
-def _current(function: str) -> DatasetReader:
+def _current(function: str, name: object) -> DatasetReader:
     reader = _reader.get()
     if reader is None:
         raise DefinitionError(
@@ -94,5 +94,11 @@ def _current(function: str) -> DatasetReader:
             origin=capture_origin(),
             hint="call it inside of a function under `@table`, `@materialized_view`, "
             "`@temporary_view` or `@append_flow`, in a file that `penstock run` starts",
+        )
+    if not isinstance(name, str):
+        raise DefinitionError(
+            "INVALID_PARAMETER",
+            f"`{function}` reads a dataset by its name, a string, not {type(name).__name__}",
+            origin=capture_origin(),
         )
     return reader

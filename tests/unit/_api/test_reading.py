@@ -29,6 +29,12 @@ def test_read_is_refused_at_module_level(read):
     assert "query function" in caught.value.message
 
 
+def test_name_of_another_type_is_refused():
+    with reading(StubReader()), pytest.raises(DefinitionError) as caught:
+        dp.read(len)
+    assert "a string, not builtin_function_or_method" in caught.value.message
+
+
 def test_reader_is_removed_when_its_block_fails():
     with pytest.raises(ZeroDivisionError), reading(StubReader()):
         raise ZeroDivisionError
