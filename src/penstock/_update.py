@@ -32,6 +32,7 @@ from penstock._plan.planner import PlanOptions, make_plan
 from penstock._plan.steps import Plan
 from penstock._project.event_store import kept_events
 from penstock._project.secrets import remember_settings, resolve_secrets
+from penstock._project.sources import find_sources
 from penstock._runtime.boundary import as_penstock_error
 from penstock._runtime.definitions import definitions
 from penstock._runtime.leases import PipelineLeases
@@ -113,6 +114,8 @@ def run_update(
             f"pipeline `{settings.name}` takes no arguments",
             hint="only the program of a job does; pass values with --conf or --param",
         )
+    if not settings.source_patterns:
+        find_sources(settings)  # a folder without a pipeline gets no storage
     with (
         observed_update(settings, options, bus) as observed,
         open_pipeline(

@@ -55,7 +55,9 @@ def read_document(path: Path) -> Node:
             ),
         ) from None
     except RecursionError:
-        raise SpecError("SPEC_SYNTAX", f"{shown} refers to itself") from None
+        raise SpecError(
+            "SPEC_SYNTAX", f"{shown} is nested too deeply, or refers to itself"
+        ) from None
     if reader.too_deep:
         raise reader.error(reader.too_deep, f"{shown} is nested too deeply")
     if document.value is None:

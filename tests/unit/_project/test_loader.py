@@ -8,8 +8,11 @@ import pytest
 
 from penstock._launch import open_pipeline, project_session, source_digest
 from penstock._model.pipeline import PipelineSettings
+from penstock._observe.bus import EventBus
 from penstock._project.imports import project_imports
 from penstock._project.loader import load_definitions
+from penstock._project.spec import load_settings
+from penstock._update import UpdateOptions, run_update
 from penstock.errors import DefinitionError, DefinitionErrors, SpecError, UserCodeError
 
 
@@ -243,6 +246,12 @@ def test_spark_is_not_started_for_a_project_without_sources(project, monkeypatch
     settings = PipelineSettings(name="p", storage="file:///x", root=str(project.root))
     with pytest.raises(SpecError, match="has no pipeline"), project_session(settings):
         pass
+
+
+def test_update_of_a_folder_without_a_pipeline_leaves_no_storage(project):
+    with pytest.raises(SpecError, match="SOURCE_NOT_FOUND"):
+        run_update(load_settings(project.root), UpdateOptions(), bus=EventBus())
+    assert not list(project.root.rglob(".penstock"))
 
 
 def test_syntax_errors_are_reported_before_spark_starts(project, monkeypatch):
