@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -206,6 +207,26 @@ def test_rows_that_are_added_after_the_analysis_belong_to_the_next_refresh(spark
         read += DataFrame(delta.query_changes(df, since).rows(), spark).collect()
         since = batch_sources(df).versions
     assert sorted(row.k for row in read) == [1, 2, 10]
+
+
+def test_a_table_that_changes_between_two_reads_of_a_query_has_one_version(spark, tmp_path):
+    table, copied = f"delta.`{tmp_path}/t`", f"delta.`{tmp_path}/copy`"
+    spark.sql(f"CREATE TABLE {table} USING delta AS SELECT 1 AS k")
+    shutil.copytree(tmp_path / "t", tmp_path / "copy")  # with the same id
+    first, other = spark.table(table), spark.table(copied)
+    old = spark.read.option("versionAsOf", 0).table(table)
+    spark.sql(f"INSERT INTO {table} VALUES (2)")
+    delta, second = DeltaJvm(spark), spark.table(table)
+    df = first.union(second.where(f"k IN (SELECT k FROM {table})")).union(other)
+    pinned = delta.pinned(df)
+    spark.sql(f"INSERT INTO {table} VALUES (3)")
+    assert sorted(row.k for row in pinned.collect()) == [1, 1, 1, 2, 2]
+    sources = batch_sources(pinned)
+    assert sources.unversioned is None
+    assert sorted(sources.versions.values()) == ["0", "1"]
+    assert query_text(pinned) == query_text(df)
+    assert batch_sources(delta.pinned(first.union(old))).unversioned is None
+    assert "two versions" in str(batch_sources(delta.pinned(second.union(old))).unversioned)
 
 
 def test_the_sources_of_recursive_queries_have_versions(spark, tmp_path):

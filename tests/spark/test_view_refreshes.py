@@ -345,6 +345,31 @@ def test_rows_are_checked_again_if_a_function_of_a_rule_changed(spark, tmp_path)
         assert sorted(project.rows("valid")) == [(n,) for n in range(least + more, 3)]
 
 
+READ_TWICE = """
+import penstock as dp
+import pyarrow
+from deltalake import write_deltalake
+
+
+@dp.materialized_view(refresh_policy="incremental_strict")
+def twice():
+    before = spark.read.load("t", format="delta")
+    write_deltalake("t", pyarrow.table({"k": [1]}), mode="append")
+    return before.union(spark.read.load("t", format="delta"))
+"""
+
+
+def test_a_table_that_changes_while_a_query_function_runs_has_one_version(spark, project):
+    write_deltalake(str(project.root / "t"), pyarrow.table({"k": [1]}))
+    project.source(READ_TWICE)
+    for technique in ("COMPLETE_RECOMPUTE", "APPEND_ONLY"):
+        assert not project.run().failures
+        (planned,) = (e for e in project.events if e.event_type == "planning_information")
+        assert planned.body.technique == technique
+        version = DeltaTable(str(project.root / "t")).version()
+        assert len(project.rows("twice")) == 2 * (version + 1)
+
+
 def test_a_view_reads_new_partitions_of_a_table_in_the_spark_catalog(spark, tmp_path):
     project = Project(tmp_path, spark)
     (tmp_path / "penstock.yaml").write_text(SETTINGS, encoding="utf-8")

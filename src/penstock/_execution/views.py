@@ -61,7 +61,7 @@ class ViewRefresh:
             df, opened = self._queries.evaluate(node)
             sources += opened
             node = self._queries.adopt(node, df)
-            df = self._queries.confs.bound(df, node)
+            df = self._delta.pinned(self._queries.confs.bound(df, node))
             # A concurrent compaction would make one of the two fail.
             with self._queries.tables.turns[dataset.key]:
                 return self._refresh_view(step, node, dataset, df)
@@ -111,7 +111,6 @@ class ViewRefresh:
         is_incremental = result is not None
         if result is None:
             self._queries.context.emit(_refresh(origin, "COMPLETE_RECOMPUTE", reason))
-            df = self._delta.pinned(df)
             result = self._queries.writers.replace(dataset, node, df, fingerprint, where=where)
         spent = time.monotonic() - started
         rows: int | None = result.result.rows_written

@@ -86,22 +86,36 @@ public final class QueryChanges {
     chooseTechnique();
   }
 
-  /** The same query, pinned to the versions of its tables at the time of its analysis. */
+  /**
+   * The same query, pinned to the versions of its tables at the time of its analysis.
+   *
+   * <p>A table that was changed between two reads of it is read at the newer version by both.
+   */
   public static Dataset<Row> pinned(Dataset<Row> query) {
     LogicalPlan plan = query.queryExecution().analyzed();
+    Map<List<Object>, Snapshot> newest = new HashMap<>();
+    List<LogicalPlan> parts = new ArrayList<>(List.of(plan));
+    parts.addAll(PlanParts.list(plan.subqueriesAll()));
+    for (LogicalPlan part : parts) {
+      for (LogicalPlan leaf : PlanParts.list(part.collectLeaves())) {
+        if (isCurrent(leaf)) {
+          Snapshot snapshot = snapshot(leaf);
+          newest.merge(table(snapshot), snapshot, (a, b) -> a.version() < b.version() ? b : a);
+        }
+      }
+    }
     return Dataset$.MODULE$.ofRows(
         query.sparkSession(),
         plan.transformWithSubqueries(
             new AbstractPartialFunction<LogicalPlan, LogicalPlan>() {
               @Override
               public boolean isDefinedAt(LogicalPlan node) {
-                TahoeLogFileIndex index = index(node);
-                return index != null && !index.isTimeTravelQuery();
+                return isCurrent(node);
               }
 
               @Override
               public LogicalPlan apply(LogicalPlan node) {
-                return at((LogicalRelation) node, snapshot(node));
+                return at((LogicalRelation) node, newest.get(table(snapshot(node))));
               }
             }));
   }
@@ -299,6 +313,16 @@ public final class QueryChanges {
             && files.location() instanceof TahoeLogFileIndex index
         ? index
         : null;
+  }
+
+  /** Versions of a table with another schema or other properties are not exchanged. */
+  private static List<Object> table(Snapshot snapshot) {
+    return List.of(snapshot.path(), snapshot.metadata());
+  }
+
+  private static boolean isCurrent(LogicalPlan node) {
+    TahoeLogFileIndex index = index(node);
+    return index != null && !index.isTimeTravelQuery();
   }
 
   private static Snapshot snapshot(LogicalPlan leaf) {
