@@ -125,6 +125,31 @@ def test_truncated_gzip_files_are_quarantined_with_reasons_and_others_are_read(p
     assert len([event for event in project.events if "was set aside" in event.message]) == 1
 
 
+def test_functions_of_sinks_get_new_columns_and_no_corrupt_files(project):
+    project.source(
+        """
+@dp.foreach_batch_sink
+def archive(df, batch_id):
+    df.write.mode("overwrite").json(f"archive/{batch_id}")
+
+
+@dp.append_flow(target="archive")
+def bronze():
+    files = spark.readStream.format("cloudFiles").option("cloudFiles.format", "json")
+    return files.option("cloudFiles.maxFilesPerTrigger", 1).load("landing")
+"""
+    )
+    put(project, "a.json", lines({"id": 1}))
+    assert project.run().failures == ()
+    put(project, "b.json", lines({"id": 2, "city": "Bonn"}))
+    put(project, "c.json.gz", gzip.compress(lines({"id": 3}).encode() * 3000)[:50])
+    assert project.run().failures == ()
+    stored = project.spark.read.schema("id STRING, city STRING").json(f"{project.root}/archive/*")
+    assert sorted(map(tuple, stored.collect()), key=str) == [("1", None), ("2", "Bonn")]
+    listed = notes(project, "bronze", "quarantined_files")
+    assert [Path(entry["file"]).name for entry in listed] == ["c.json.gz"]
+
+
 def test_update_fails_with_a_hint_when_mode_is_fail_on_new_columns(project):
     project.source(
         PIPELINE.replace(

@@ -246,15 +246,18 @@ class RunningQuery:
         """The error to report for Spark's text; `None` for an interrupt by a stop."""
         if self._stopping and "Interrupted" in error and self._failure is None:
             return None
-        if not isinstance(self._failure, PenstockError):
-            failure = "" if self._failure is None else full_text(self._failure)
-            text = f"{failure}\n{error}"
+        failure = self._failure
+        is_known = isinstance(failure, PenstockError)
+        # The function of a sink reads the rows, so its failure may be that of a source.
+        if failure is None or not is_known or failure.__cause__ is not None:
+            text = error if failure is None else f"{full_text(failure)}\n{error}"
             known = None if self._stopping else explained(text, self._sources, self._flow)
-            known = known or self._explain(text, self._batch)
+            if not is_known:
+                known = known or self._explain(text, self._batch)
             if known is not None:
                 return known
         return flow_error(
-            self._failure or error, self._flow, batch_id=self._batch, query_id=self._query_id
+            failure or error, self._flow, batch_id=self._batch, query_id=self._query_id
         )
 
     @property
