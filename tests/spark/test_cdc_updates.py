@@ -188,6 +188,8 @@ EVENTS = "id INT, op STRING, seq INT, name STRING, city STRING"
 @dp.temporary_view
 def before():
     reader = spark.readStream.format("cloudFiles").option("cloudFiles.format", "json")
+    # Refused if two streams of the query read the folder.
+    reader = reader.option("cloudFiles.cleanSource", "DELETE")
     return reader.schema(EVENTS).load("before")
 
 @dp.temporary_view

@@ -177,3 +177,16 @@ def test_a_table_that_cannot_be_written_is_a_warning_and_no_failure(
     done = maintain_tables(load_settings(project.root), (), vacuum=False)
     assert {e.body.table for e in done} >= {"ops.event_log", "ops.quality"}
     assert _stored(project) == before
+
+
+def test_tables_in_a_shared_storage_belong_to_the_pipeline(project: Project):
+    _publish(project, TABLES + "name: shop\nshared_storage: true\n")
+    for number in (1, 2):
+        project.add(f"{number}.json", [_row(number, 1)]).run()
+    assert not any(event.error for event in project.events)
+    assert len({row[1] for row in _quality(project)}) == 2
+    table = f"delta.`{_folder(project, 'quality')}`"
+    project.spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('penstock.pipeline')")
+    project.run()
+    (warning,) = (event.message for event in project.events if event.error)
+    assert "SET TBLPROPERTIES ('penstock.pipeline' = 'shop')" in warning

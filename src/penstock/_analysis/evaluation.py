@@ -302,10 +302,13 @@ class Evaluator(ExternalReads, DatasetReader):
     def _view(self, dataset: DeclaredDataset, *, streaming: bool) -> DataFrame:
         if not dataset.flows:
             raise DatasetNotReadyError(dataset.name.key)
+        sources = self._stack.get()[0][1].sources
+        count = len(sources)
         df, _ = self.evaluate(dataset.flows[0])
         shown = self.index.display(dataset.name.key)
         if df.isStreaming != streaming and self._spark.conf.get(_VIEW_CHECK, "true") != "false":
             there, here = ("stream", "batch") if df.isStreaming else ("batch", "stream")
+            del sources[count:]  # one-time flows read the view again, as a stream
             reader = "spark.readStream (STREAM in SQL)" if df.isStreaming else "spark.read"
             raise DefinitionError(
                 "INCOMPATIBLE_VIEW_READ",

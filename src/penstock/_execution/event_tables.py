@@ -23,7 +23,7 @@ from penstock._tables.kill_points import kill_point
 from penstock._tables.layout import event_table
 from penstock._tables.metastore import HiveMetastore, Registration
 from penstock._tables.write.log_table import LogTable
-from penstock._tables.write.table_spec import TableSpec, parse_schema
+from penstock._tables.write.table_spec import OWNER, TableSpec, parse_schema
 from penstock.errors import PenstockError
 
 _COMMIT_SECONDS = 60.0
@@ -190,11 +190,13 @@ class EventTables:
         """Create or alter a table, and register it in the metastore, if there is one."""
         settings = self._settings
         name, ref = event_table(settings, text)
+        owner = settings.name if settings.shared_storage else None
         spec = TableSpec(
             schema=parse_schema(self._spark, columns),
             declared=True,
             comment=f"{comment} of pipeline {settings.name}",
-            owner=settings.name if settings.shared_storage else None,
+            properties={} if owner is None else {OWNER: owner},
+            owner=owner,
         )
         table = LogTable(self._spark, ref, spec)
         state = table.open()
@@ -212,7 +214,9 @@ class EventTables:
         return table
 
     def _warn(self, error: Exception) -> None:
-        reason = error.message if isinstance(error, PenstockError) else first_line(error)
+        reason = first_line(error)
+        if isinstance(error, PenstockError):
+            reason = "; ".join(filter(None, (error.message, error.hint)))
         if reason in self._reported:
             return
         self._reported.add(reason)
