@@ -158,6 +158,7 @@ def test_no_update_is_deleted_when_the_lease_is_refused(
 ) -> None:
     home = tmp_path / "storage"
     old = write(home / "events", "old", 400, *progress("a", 0))
+    (tmp_path / "shop.py").write_text("import dlt\n", encoding="utf-8")
     settings = PipelineSettings(
         name="shop", storage=str(home), root=str(tmp_path), events=EventLogSettings(keep_days=30)
     )
