@@ -122,11 +122,12 @@ class StorageFiles:
                 self._replace(uri, text, is_conditional=sync)
                 return
             except Py4JJavaError as error:
+                if _CHANGED not in str(error.java_exception.getClass().getName()):
+                    raise
                 self.check_lease()
                 if self.read(uri) == text:  # the response to the first request was lost
                     return
-                # Unless another thread of this driver has replaced the file.
-                if is_last or _CHANGED not in str(error.java_exception.getClass().getName()):
+                if is_last:  # otherwise another thread of this driver may have replaced the file
                     raise
 
     def _replace(self, uri: str, text: str, *, is_conditional: bool) -> None:
